@@ -1,0 +1,117 @@
+# Keepstep. `make help` lists what there is.
+#
+# Folders and the layering are in docs/ARCHITECTURE.md. Every *.c of a folder is part of it; files named
+# main.c or *_main.c have a main() of their own.
+
+CC      ?= gcc
+BUILD   ?= build$(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(MUTANTS),-mutants)
+PREFIX  ?= /usr/local
+DESTDIR ?=
+SEED    ?= 1
+COORD   ?= local
+comma   := ,
+
+VERSION := 0.1.0
+OPT     ?= -O2
+WARN    := -Wall -Wextra -Werror -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wno-missing-field-initializers
+CFLAGS  += -std=c17 -D_GNU_SOURCE -g $(OPT) $(WARN) -fPIC -fvisibility=hidden -fno-strict-aliasing \
+           -pthread -I. -Ibase -DKEEPSTEP_VERSION='"$(VERSION)"'
+LDFLAGS += -pthread
+ifneq ($(SAN),)
+CFLAGS  += -fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all
+LDFLAGS += -fsanitize=$(SAN)
+endif
+ifneq ($(MUTANTS),)
+CFLAGS  += -DKEEPSTEP_MUTANTS
+endif
+SYS_LIBS := -luv -llmdb -lcurl -lcjson -lcrypto -lm
+PACKAGES := build-essential pkg-config libuv1-dev liblmdb-dev libcurl4-openssl-dev libcjson-dev libssl-dev
+TEST_PACKAGES := libcmocka-dev etcd-server python3
+
+FOLDERS := base wire net storage coord server worker
+SRC     := $(filter-out %main.c,$(foreach d,$(FOLDERS),$(wildcard $(d)/*.c)))
+OBJ     := $(SRC:%.c=$(BUILD)/%.o)
+CLIENT_SRC := $(filter-out server/% storage/%,$(SRC))
+SERVER_SRC := $(filter-out worker/%,$(SRC))
+SIM_SRC := $(wildcard chaos/sim/*.c)
+TEST_SRC := $(wildcard tests/unit/test_*.c tests/contract/test_*.c tests/scenario/test_*.c tests/integration/test_*.c)
+TESTS   := $(TEST_SRC:%.c=$(BUILD)/%)
+BENCH   := $(patsubst %.c,$(BUILD)/%,$(wildcard bench/bench_*.c))
+EXAMPLES := $(patsubst %.c,$(BUILD)/%,$(wildcard worker/examples/*.c))
+FUZZERS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
+
+.PHONY: all help deps test-deps test demo bench sim mutants fuzz examples install uninstall format lint clean tests
+all: deps $(BUILD)/keepstep $(BUILD)/libkeepstep.so examples
+
+help:
+	@sed -n 's/^#: //p' Makefile
+
+#: make                       build keepstep, libkeepstep.so and the examples into build/
+#: make demo [COORD=etcd]     train on the digits with servers and workers that die and join
+#: make test [SAN=...]        all tests (SAN=address,undefined or SAN=thread: under sanitizers)
+#: make sim SEED=n            narrate one seed of the simulator
+#: make mutants               remove one guard at a time; the simulator must notice each
+#: make bench                 measure against raw sockets, as ratios within one run
+#: make fuzz SECONDS=n        libFuzzer targets (clang), n seconds each
+#: make install PREFIX=dir    program, library, header, pkg-config file, man page
+#: make format | lint         clang-format; layering, cores, compiler and clang-tidy checks
+
+deps:
+	@deploy/packages.sh $(PACKAGES)
+test-deps: deps
+	@deploy/packages.sh $(TEST_PACKAGES)
+
+$(BUILD)/%.o: %.c | deps
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/libkeepstep_all.a: $(OBJ)
+	@rm -f $@; ar rcs $@ $^
+$(BUILD)/keepstep: $(BUILD)/server/main.o $(SERVER_SRC:%.c=$(BUILD)/%.o)
+	$(CC) $(LDFLAGS) $^ -o $@ $(SYS_LIBS)
+$(BUILD)/libkeepstep.so: $(CLIENT_SRC:%.c=$(BUILD)/%.o) worker/keepstep.map
+	$(CC) $(LDFLAGS) -shared -Wl,-soname,libkeepstep.so.0 -Wl,--version-script=worker/keepstep.map \
+	    $(filter %.o,$^) -o $@ $(SYS_LIBS)
+	@ln -sf libkeepstep.so $(BUILD)/libkeepstep.so.0
+
+examples: $(EXAMPLES)
+$(BUILD)/worker/examples/%: worker/examples/%.c $(BUILD)/libkeepstep.so
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -Iworker -MMD -MP -MF $@.d $< -o $@ -L$(BUILD) -lkeepstep -Wl,-rpath,'$$ORIGIN/../..' $(LDFLAGS) -lm
+
+$(BUILD)/sim: $(SIM_SRC:%.c=$(BUILD)/%.o) $(BUILD)/libkeepstep_all.a
+	$(CC) $(LDFLAGS) $^ -o $@ $(SYS_LIBS)
+$(BUILD)/tests/%: tests/%.c $(BUILD)/libkeepstep_all.a
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -MMD -MP -MF $@.d $< -o $@ $(BUILD)/libkeepstep_all.a $(LDFLAGS) -lcmocka $(SYS_LIBS)
+$(BUILD)/bench/%: bench/%.c $(BUILD)/libkeepstep_all.a
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -MMD -MP -MF $@.d $< -o $@ $(BUILD)/libkeepstep_all.a $(LDFLAGS) $(SYS_LIBS)
+
+tests: test-deps $(TESTS) $(BUILD)/sim all
+
+test: tests
+	@BUILD=$(BUILD) SAN=$(SAN) tests/run
+
+demo: all
+	@BUILD=$(BUILD) COORD=$(COORD) deploy/demo.sh
+
+sim: $(BUILD)/sim
+	$(BUILD)/sim --seed $(SEED) --verbose
+
+mutants:
+	@$(MAKE) --no-print-directory MUTANTS=1 build-mutants/sim
+	build-mutants/sim --mutants --seeds 2000
+
+bench: all $(BENCH)
+	@BUILD=$(BUILD) bench/run
+
+format:
+	clang-format -i $$(git ls-files '*.c' '*.h')
+lint: deps
+	@BUILD=$(BUILD) tests/lint.sh
+
+clean:
+	rm -rf build build-*
+
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
