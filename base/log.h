@@ -1,6 +1,6 @@
 /* log.h - structured log lines on stderr: time, level, event, key=value.
  *
- *     2026-01-02T03:04:05.678Z warn member_gone id=12 cause="connection closed"
+ *     2026-01-02T03:04:05.678Z warn member_gone who=server:s0 id=12 cause="connection closed"
  *
  * Quiet by default (KEEPSTEP_LOG=warn). Any thread may log; a line is written whole.
  * Values with blanks must be quoted by the caller ("cause=\"%s\""). No secrets. */
@@ -14,7 +14,8 @@ enum log_level { LOG_DEBUG, LOG_INFO, LOG_WARN, LOG_ERROR, LOG_OFF };
 void log_init(const char *who);
 void log_level_set(enum log_level level);
 enum log_level log_level_get(void);
-/* The simulator's narration, tests: where lines go instead of stderr. NULL: stderr. */
+/* The simulator's narration, tests: where lines go instead of stderr. NULL: stderr. A sink's line starts
+ * with the event: no time, level or `who`, so that it is the same on replay. No newline at its end. */
 typedef void log_sink(enum log_level level, const char *line, void *arg);
 void log_sink_set(log_sink *sink, void *arg);
 void log_emit(enum log_level level, const char *event, const char *format, ...)

@@ -1,0 +1,5 @@
+#include "base/mutant.h"
+
+#ifdef KEEPSTEP_MUTANTS
+int mutant_now;
+#endif
