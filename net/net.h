@@ -29,13 +29,17 @@ struct net_handlers {
     void (*frame)(void *arg, struct net_conn *c, const struct frame_header *h, void *payload, void *cookie,
                   bool discarded);
     /* Not called for connections that never opened, except connectors: `closed` with each failed try, so that the
-     * owner can tell whom it waits for. cause: one line. A connector tries again unless net_close was called. */
+     * owner can tell whom it waits for. cause: one line. A connector tries again unless net_close was called; the handle
+     * of an accepted connection is dead when this returns. net_close itself does not call it. */
     void (*closed)(void *arg, struct net_conn *c, int status, const char *cause);
 };
 struct net_config {
     struct uv_loop_s *loop;
     struct net_handlers handlers;
     void *arg;
+    /* For an owner whose other threads send: taken around everything that libuv starts, handlers included, but not
+     * around reads from sockets. Whoever calls a net_ function holds it. NULL: one thread only. */
+    void (*lock)(void *arg), (*unlock)(void *arg);
     const char *token;             /* "" is allowed */
     struct hello self;             /* job, role, id, chunk_bytes; nonce is made per connection */
     const char *congestion;        /* TCP_CONGESTION; NULL: "cubic" when the kernel has it */
@@ -43,8 +47,10 @@ struct net_config {
     size_t send_bytes_max;         /* queued on one connection before net_blocked; 0: 64 MiB */
     bool payload_crc;
 };
+/* On the loop's thread, like all functions here that do not say otherwise. */
 int net_create(const struct net_config *c, struct net **ret, char *err);
-/* Closes everything; no handler is called any more. Run the loop once more, then net_free. */
+/* Closes everything; no handler is called any more (abandon and release are, before this returns). Run the loop until
+ * it has nothing to do, then net_free. */
 void net_shutdown(struct net *n);
 void net_free(struct net *n);
 
@@ -60,12 +66,12 @@ void net_close(struct net_conn *c, int status, const char *text);
 int net_send(struct net_conn *c, const struct frame_header *h, const void *payload,
              void (*release)(void *arg), void *release_arg);
 /* Writes what the socket takes now. May be called by another thread that holds the owner's lock over this net
- * (the client library does); returns 1 when something is left for the loop to write: wake it and call net_flush there. */
+ * (the client library does); returns 1 when the loop must be woken: it then does the rest by itself. */
 int net_flush(struct net_conn *c);
 bool net_is_open(const struct net_conn *c);
 bool net_blocked(const struct net_conn *c);
-uint64_t net_peer_id(const struct net_conn *c);          /* 0 before opened */
-const struct hello *net_peer(const struct net_conn *c);  /* NULL before opened; of a listener's peer: its hello */
+uint64_t net_peer_id(const struct net_conn *c);          /* 0 before opened; still there inside `closed` */
+const struct hello *net_peer(const struct net_conn *c);  /* likewise, NULL; of a listener's peer: its hello */
 void *net_tag(const struct net_conn *c);
 void net_tag_set(struct net_conn *c, void *tag);
 const char *net_addr(const struct net_conn *c);
