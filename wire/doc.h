@@ -107,9 +107,12 @@ struct tensor_spec {
 uint64_t tensor_id(const char *name);
 uint64_t tensor_count(const struct tensor_spec *s);                     /* elements */
 uint64_t tensor_bytes(const struct tensor_spec *s);
-uint32_t tensor_chunks(const struct tensor_spec *s, uint32_t chunk_bytes);   /* at least 1 */
+/* At least 1; UINT32_MAX: more than chunk numbers can say, refuse the tensor. */
+uint32_t tensor_chunks(const struct tensor_spec *s, uint32_t chunk_bytes);
+/* Of one chunk, a whole number of elements (chunk_bytes is a multiple of 8); 0 beyond the last. */
 uint32_t tensor_chunk_bytes(const struct tensor_spec *s, uint32_t chunk, uint32_t chunk_bytes);
-/* "f32[64,10] param" for messages. */
+/* "f32[64,10] param op=average finite=reject group=default optimizer="adamw lr=0.001"" for messages: all that
+ * tensor_same compares, so that the texts of two that differ do differ. */
 void tensor_describe(const struct tensor_spec *s, char *out, size_t size);
 /* Equal in everything that must be equal between two who declare the same name. */
 bool tensor_same(const struct tensor_spec *a, const struct tensor_spec *b);
