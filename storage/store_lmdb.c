@@ -2,6 +2,7 @@
  *
  * Locking: `lock` guards queue, durable, error, err_text, closing. The environment belongs to the owner until
  * the first submit (load) and to the writer from then on. */
+#include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -239,6 +240,14 @@ static void lmdb_close(struct store *store)
 
 static const struct store_ops lmdb_ops = {lmdb_submit, lmdb_poll, lmdb_load, lmdb_close};
 
+/* LMDB allocates every large value that it writes. With the stock settings each one is mapped and unmapped, and its
+ * first touch costs more than the disk: 1.4 GB/s instead of 2.9 with values of 1 MiB. For the whole process, once. */
+static void heap_keep(void)
+{
+    mallopt(M_MMAP_THRESHOLD, 32 << 20);
+    mallopt(M_TRIM_THRESHOLD, 128 << 20);
+}
+
 /* Signals are for the process's main thread. */
 static int writer_start(struct store_lmdb *s)
 {
@@ -252,6 +261,8 @@ static int writer_start(struct store_lmdb *s)
 
 int store_lmdb_open(const struct store_lmdb_config *c, struct store **ret, char *err)
 {
+    static pthread_once_t heap_once = PTHREAD_ONCE_INIT;
+    pthread_once(&heap_once, heap_keep);
     struct store_lmdb *s = mem_alloc(sizeof *s);
     int rc = env_lmdb_open(c, &s->env, err);
     if (rc != 0)
