@@ -264,10 +264,16 @@ static void take_sink(struct net_conn *c)
         receive_sink(&c->in, c->own);
         return;
     }
-    c->cookie = NULL;
-    void *target = g->handlers.sink(g->arg, c, &c->in.head, &c->cookie);
-    c->sunk = target != NULL;
+    const struct link *l = c->link;
+    void *cookie = NULL;
+    void *target = g->handlers.sink(g->arg, c, &c->in.head, &cookie);
     receive_sink(&c->in, target);
+    if (target && (c->dead || c->link != l)) {      /* the handler closed it */
+        g->handlers.abandon(g->arg, c, &c->in.head, cookie);
+        return;
+    }
+    c->cookie = cookie;
+    c->sunk = target != NULL;
 }
 
 static void take_frame(struct net_conn *c)
@@ -322,6 +328,11 @@ static void conn_readable(struct net_conn *c)
     struct net *n = c->net;
     size_t total = 0;
     while (total < RECEIVE_READ_MAX) {
+        pause_or_not(c);
+        if (c->paused) {
+            conn_events(c);
+            return;
+        }
         struct iovec iov[2];
         size_t size;
         int count = receive_space(&c->in, iov, &size);
@@ -345,11 +356,6 @@ static void conn_readable(struct net_conn *c)
         receive_added(&c->in, (size_t)got);
         if (!parse(c))
             return;
-        pause_or_not(c);
-        if (c->paused) {
-            conn_events(c);
-            return;
-        }
         if ((size_t)got < size)
             return;
     }
@@ -413,12 +419,26 @@ static void handshake_start(struct net_conn *c)
         uv_timer_start(&c->timer, on_handshake_over, NET_HANDSHAKE_MS, 0);
 }
 
-static void connected(struct net_conn *c)
+static int socket_error(const struct net_conn *c)
 {
     int e = 0;
     socklen_t size = sizeof e;
-    if (getsockopt(c->link->fd, SOL_SOCKET, SO_ERROR, &e, &size))
-        e = errno;
+    return getsockopt(c->link->fd, SOL_SOCKET, SO_ERROR, &e, &size) ? errno : e;
+}
+
+/* The peer reset it. What it said before, a BYE perhaps, is still read. libuv polls this socket no more. */
+static void socket_failed(struct net_conn *c)
+{
+    const struct link *l = c->link;
+    int e = socket_error(c);
+    conn_readable(c);
+    if (c->link == l)
+        conn_fail(c, KS_ECLOSED, false, "the connection broke: %s", strerror(e ? e : EPIPE));
+}
+
+static void connected(struct net_conn *c)
+{
+    int e = socket_error(c);
     if (e) {
         conn_fail(c, KS_EUNAVAIL, false, "connect to %.128s: %s", c->addr, strerror(e));
         return;
@@ -437,14 +457,14 @@ static void on_socket(uv_poll_t *h, int status, int events)
         net_leave(n);
         return;
     }
-    if (status < 0)
-        conn_fail(c, KS_ECLOSED, false, "poll: %s", uv_strerror(status));
-    else if (c->state == CONN_CONNECTING)
+    if (c->state == CONN_CONNECTING) {
         connected(c);
-    else {
+    } else if (status < 0) {
+        socket_failed(c);
+    } else {
         if (events & UV_WRITABLE)
             conn_writable(c);
-        if (c->link == l && (events & UV_READABLE) && !c->paused)
+        if (c->link == l && (events & UV_READABLE))
             conn_readable(c);
     }
     net_leave(n);
