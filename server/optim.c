@@ -7,15 +7,17 @@
 
 #include "check.h"
 
+/* INDEPENDENT: no iteration of the loop reads what another one writes. Square roots vectorise only with
+ * -fno-math-errno, which the Makefile sets. */
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
-#define EACH_ELEMENT(i, n) for (size_t i = 0; i < (n); i++)
+#define INDEPENDENT
 #else
-#pragma GCC optimize("O3", "fp-contract=off") /* square roots vectorise only with -fno-math-errno, from the Makefile */
-#define EACH_ELEMENT(i, n) _Pragma("GCC ivdep") for (size_t i = 0; i < (n); i++)
+#pragma GCC optimize("O3", "fp-contract=off")
+#define INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
-#define INLINE static inline __attribute__((always_inline))
+#define INLINE    static inline __attribute__((always_inline))
 #define UNALIGNED __attribute__((aligned(1), may_alias))
 typedef float any_f32 UNALIGNED;
 typedef double any_f64 UNALIGNED;
@@ -27,9 +29,9 @@ struct arrays {
     void *new_value, *new_state;
 };
 
-#define REAL any_f32
-#define SCALAR float
-#define SQRT sqrtf
+#define REAL       any_f32
+#define SCALAR     float
+#define SQRT       sqrtf
 #define STEP(name) name##_f32
 #include "server/optim_steps.h"
 #undef REAL
@@ -37,9 +39,9 @@ struct arrays {
 #undef SQRT
 #undef STEP
 
-#define REAL any_f64
-#define SCALAR double
-#define SQRT sqrt
+#define REAL       any_f64
+#define SCALAR     double
+#define SQRT       sqrt
 #define STEP(name) name##_f64
 #include "server/optim_steps.h"
 
@@ -75,12 +77,17 @@ static void add(enum dtype acc_t, const struct arrays *a)
 unsigned optim_slots(const struct optim *o)
 {
     switch (o->kind) {
-    case OPTIM_ADD: return 0;
-    case OPTIM_SGD: return o->option[OPT_MOMENTUM] != 0;
-    case OPTIM_ADAGRAD: return 1;
-    case OPTIM_RMSPROP: return o->option[OPT_MOMENTUM] != 0 ? 2 : 1;
+    case OPTIM_ADD:
+        return 0;
+    case OPTIM_SGD:
+        return o->option[OPT_MOMENTUM] != 0;
+    case OPTIM_ADAGRAD:
+        return 1;
+    case OPTIM_RMSPROP:
+        return o->option[OPT_MOMENTUM] != 0 ? 2 : 1;
     case OPTIM_ADAM:
-    case OPTIM_ADAMW: return 2;
+    case OPTIM_ADAMW:
+        return 2;
     }
     return 0;
 }
@@ -107,8 +114,8 @@ void optim_state_init(const struct optim *o, enum dtype acc_t, void *state, size
             ((any_f64 *)state)[i] = start;
 }
 
-void optim_apply(const struct optim *o, enum dtype acc_t, uint64_t t, size_t n, const void *value,
-                 const void *state, const void *grad, void *new_value, void *new_state)
+void optim_apply(const struct optim *o, enum dtype acc_t, uint64_t t, size_t n, const void *value, const void *state,
+                 const void *grad, void *new_value, void *new_state)
 {
     struct arrays a = {n, value, state, grad, new_value, new_state};
     CHECK(optim_allows(o->kind, acc_t) && dtype_acc(acc_t) == acc_t && t > 0);

@@ -18,8 +18,8 @@ static const struct {
 } kinds[] = {
     [OPTIM_ADD] = {"add", 0},
     [OPTIM_SGD] = {"sgd", BIT(OPT_LR) | BIT(OPT_WD) | BIT(OPT_MOMENTUM) | BIT(OPT_DAMPENING) | BIT(OPT_NESTEROV)},
-    [OPTIM_ADAGRAD] = {"adagrad", BIT(OPT_LR) | BIT(OPT_WD) | BIT(OPT_LR_DECAY) | BIT(OPT_INITIAL_ACCUMULATOR) |
-                                      BIT(OPT_EPS)},
+    [OPTIM_ADAGRAD] = {"adagrad",
+                       BIT(OPT_LR) | BIT(OPT_WD) | BIT(OPT_LR_DECAY) | BIT(OPT_INITIAL_ACCUMULATOR) | BIT(OPT_EPS)},
     [OPTIM_RMSPROP] = {"rmsprop", BIT(OPT_LR) | BIT(OPT_WD) | BIT(OPT_MOMENTUM) | BIT(OPT_ALPHA) | BIT(OPT_EPS)},
     [OPTIM_ADAM] = {"adam", BIT(OPT_LR) | BIT(OPT_WD) | BIT(OPT_BETA1) | BIT(OPT_BETA2) | BIT(OPT_EPS)},
     [OPTIM_ADAMW] = {"adamw", BIT(OPT_LR) | BIT(OPT_WD) | BIT(OPT_BETA1) | BIT(OPT_BETA2) | BIT(OPT_EPS)},
@@ -28,11 +28,8 @@ static const struct {
 enum range { ANY, NOT_NEGATIVE, BELOW_ONE, UP_TO_ONE, BOOLEAN };
 
 static const char *const range_text[] = {
-    [ANY] = "a finite number",
-    [NOT_NEGATIVE] = "at least 0",
-    [BELOW_ONE] = "at least 0 and below 1",
-    [UP_TO_ONE] = "from 0 to 1",
-    [BOOLEAN] = "0 or 1",
+    [ANY] = "a finite number",   [NOT_NEGATIVE] = "at least 0", [BELOW_ONE] = "at least 0 and below 1",
+    [UP_TO_ONE] = "from 0 to 1", [BOOLEAN] = "0 or 1",
 };
 
 static const struct {
@@ -83,11 +80,16 @@ int optim_option_parse(const char *name, enum optim_option *ret)
 static bool in_range(enum range range, double value)
 {
     switch (range) {
-    case ANY: return true;
-    case NOT_NEGATIVE: return value >= 0;
-    case BELOW_ONE: return value >= 0 && value < 1;
-    case UP_TO_ONE: return value >= 0 && value <= 1;
-    case BOOLEAN: return value == 0 || value == 1;
+    case ANY:
+        return true;
+    case NOT_NEGATIVE:
+        return value >= 0;
+    case BELOW_ONE:
+        return value >= 0 && value < 1;
+    case UP_TO_ONE:
+        return value >= 0 && value <= 1;
+    case BOOLEAN:
+        return value == 0 || value == 1;
     }
     return false;
 }
@@ -169,8 +171,8 @@ static int option_set(struct optim *o, unsigned *seen, enum optim_option option,
         return KS_EINVAL;
     }
     if (number_parse(text, &value) < 0) {
-        snprintf(err, ERR_SIZE, "optimizer option %s is \"%s\"; it must be a number, as in %s=0.1", options[option].name,
-                 text, options[option].name);
+        snprintf(err, ERR_SIZE, "optimizer option %s is \"%s\"; it must be a number, as in %s=0.1",
+                 options[option].name, text, options[option].name);
         return KS_EINVAL;
     }
     int rc = optim_option_check(option, value, err);
@@ -185,7 +187,8 @@ static int betas_set(struct optim *o, unsigned *seen, char *text, char *err)
 {
     char *comma = strchr(text, ',');
     if (!comma) {
-        snprintf(err, ERR_SIZE, "optimizer option betas is \"%s\"; it must be two numbers, as in betas=0.9,0.999", text);
+        snprintf(err, ERR_SIZE, "optimizer option betas is \"%s\"; it must be two numbers, as in betas=0.9,0.999",
+                 text);
         return KS_EINVAL;
     }
     *comma = 0;
@@ -272,8 +275,8 @@ int optim_parse(const char *text, struct optim *ret, char *err)
             return rc;
     }
     if (more < 0) {
-        snprintf(err, ERR_SIZE, "an optimizer's words have less than %d characters; this is longer: \"%.40s...\"", WORD_SIZE,
-                 text + strspn(text, " \t\n\v\f\r"));
+        snprintf(err, ERR_SIZE, "an optimizer's words have less than %d characters; this is longer: \"%.40s...\"",
+                 WORD_SIZE, text + strspn(text, " \t\n\v\f\r"));
         return KS_EINVAL;
     }
     rc = check_whole(&o, seen, err);

@@ -16,8 +16,7 @@ INLINE void STEP(sgd)(const struct optim *o, const struct arrays *a)
     const REAL *value = a->value, *grad = a->grad;
     REAL *new_value = a->new_value;
     SCALAR wd = (SCALAR)o->option[OPT_WD], rate = (SCALAR)-o->option[OPT_LR];
-    EACH_ELEMENT(i, n)
-        new_value[i] = value[i] + rate * GRADIENT(i);
+    INDEPENDENT for (size_t i = 0; i < n; i++) new_value[i] = value[i] + rate * GRADIENT(i);
 }
 
 INLINE void STEP(sgd_momentum)(const struct optim *o, uint64_t t, const struct arrays *a)
@@ -28,7 +27,8 @@ INLINE void STEP(sgd_momentum)(const struct optim *o, uint64_t t, const struct a
     SCALAR wd = (SCALAR)o->option[OPT_WD], rate = (SCALAR)-o->option[OPT_LR];
     SCALAR momentum = (SCALAR)o->option[OPT_MOMENTUM], weight = (SCALAR)(1 - o->option[OPT_DAMPENING]);
     bool first = t == 1, nesterov = o->option[OPT_NESTEROV] != 0;
-    EACH_ELEMENT(i, n) {
+    INDEPENDENT for (size_t i = 0; i < n; i++)
+    {
         SCALAR g = GRADIENT(i);
         SCALAR v = first ? g : old[i] * momentum + weight * g;
         velocity[i] = v;
@@ -43,7 +43,8 @@ INLINE void STEP(adagrad)(const struct optim *o, uint64_t t, const struct arrays
     REAL *new_value = a->new_value, *sum = a->new_state;
     SCALAR wd = (SCALAR)o->option[OPT_WD], eps = (SCALAR)o->option[OPT_EPS];
     SCALAR rate = (SCALAR)(-o->option[OPT_LR] / (1 + ((double)t - 1) * o->option[OPT_LR_DECAY]));
-    EACH_ELEMENT(i, n) {
+    INDEPENDENT for (size_t i = 0; i < n; i++)
+    {
         SCALAR g = GRADIENT(i);
         SCALAR s = old[i] + g * g;
         sum[i] = s;
@@ -58,7 +59,8 @@ INLINE void STEP(rmsprop)(const struct optim *o, const struct arrays *a)
     REAL *new_value = a->new_value, *square = a->new_state;
     SCALAR wd = (SCALAR)o->option[OPT_WD], rate = (SCALAR)-o->option[OPT_LR], eps = (SCALAR)o->option[OPT_EPS];
     SCALAR alpha = (SCALAR)o->option[OPT_ALPHA], rest = (SCALAR)(1 - o->option[OPT_ALPHA]);
-    EACH_ELEMENT(i, n) {
+    INDEPENDENT for (size_t i = 0; i < n; i++)
+    {
         SCALAR g = GRADIENT(i);
         SCALAR s = old[i] * alpha + rest * g * g;
         square[i] = s;
@@ -74,7 +76,8 @@ INLINE void STEP(rmsprop_momentum)(const struct optim *o, const struct arrays *a
     SCALAR wd = (SCALAR)o->option[OPT_WD], rate = (SCALAR)-o->option[OPT_LR], eps = (SCALAR)o->option[OPT_EPS];
     SCALAR alpha = (SCALAR)o->option[OPT_ALPHA], rest = (SCALAR)(1 - o->option[OPT_ALPHA]);
     SCALAR momentum = (SCALAR)o->option[OPT_MOMENTUM];
-    EACH_ELEMENT(i, n) {
+    INDEPENDENT for (size_t i = 0; i < n; i++)
+    {
         SCALAR g = GRADIENT(i);
         SCALAR s = old[i] * alpha + rest * g * g;
         SCALAR v = old_velocity[i] * momentum + g / (SQRT(s) + eps);
@@ -97,7 +100,8 @@ INLINE void STEP(adam)(const struct optim *o, uint64_t t, const struct arrays *a
     SCALAR beta1 = (SCALAR)b1, rest1 = (SCALAR)(1 - b1), beta2 = (SCALAR)b2, rest2 = (SCALAR)(1 - b2);
     SCALAR rate = (SCALAR)(-lr / (1 - pow(b1, (double)t))), eps = (SCALAR)o->option[OPT_EPS];
     SCALAR correction = (SCALAR)sqrt(1 - pow(b2, (double)t));
-    EACH_ELEMENT(i, n) {
+    INDEPENDENT for (size_t i = 0; i < n; i++)
+    {
         SCALAR g = GRADIENT(i);
         SCALAR m = old_mean[i] * beta1 + rest1 * g;
         SCALAR s = old_square[i] * beta2 + rest2 * g * g;
@@ -122,10 +126,15 @@ INLINE void STEP(apply)(const struct optim *o, uint64_t t, const struct arrays *
         else
             STEP(rmsprop)(o, a);
         break;
-    case OPTIM_ADAGRAD: STEP(adagrad)(o, t, a); break;
+    case OPTIM_ADAGRAD:
+        STEP(adagrad)(o, t, a);
+        break;
     case OPTIM_ADAM:
-    case OPTIM_ADAMW: STEP(adam)(o, t, a); break;
-    case OPTIM_ADD: break;
+    case OPTIM_ADAMW:
+        STEP(adam)(o, t, a);
+        break;
+    case OPTIM_ADD:
+        break;
     }
 }
 

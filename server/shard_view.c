@@ -1,0 +1,286 @@
+/* shard_view.c - PREPARE and ADOPT at the shards of one loop (RULES.md "Every node", "REPORT", "resolve"). */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "server/shard_impl.h"
+
+/* ---- PREPARE ---- */
+
+static bool listed_gone(const struct prepare *p, uint64_t id)
+{
+    for (uint32_t i = 0; i < p->ngone; i++)
+        if (p->gone[i] == id)
+            return true;
+    return false;
+}
+
+/* RULES: o when every one of (gone + departed) in set(o) is done, also when there is none; else complete. */
+static int64_t report_complete(const struct shard_core *c, const struct shard *s, const struct prepare *p)
+{
+    for (uint32_t m = 0; m < c->nslots; m++) {
+        if (!mset_has(&s->oset, m) || mset_has(&s->done, m))
+            continue;
+        if (!c->slot[m].live || listed_gone(p, c->slot[m].id))
+            return s->complete;
+    }
+    return s->complete + 1;
+}
+
+static bool open_started(const struct shard *s)
+{
+    if (s->marking)
+        return true;
+    for (uint32_t i = 0; i < s->nchunks; i++)
+        if (s->chunk[i]->cur.step == s->complete + 1)
+            return true;
+    return false;
+}
+
+static int64_t join_distance(struct mode m)
+{
+    if (m.kind == MODE_SSP)
+        return m.bound < 2 ? 1 : (m.bound + 1) / 2;
+    return m.kind == MODE_ASYNC ? 1 : 0;
+}
+
+static struct shard_report report_one(const struct shard_core *c, const struct shard *s, const struct prepare *p,
+                                      enum holder_role role)
+{
+    int64_t o = s->complete + 1, at = s->w > o ? s->w : o;
+    struct mode mode = view_mode_at(p->base, at);
+    struct shard_report r = {.shard = s->no, .role = role};
+    if (mode.kind == MODE_SYNC && at == o) {
+        r.complete = role == HOLDER_PRIMARY ? report_complete(c, s, p) : s->complete;
+        r.join = open_started(s) ? o + 1 : o;
+    } else {
+        r.complete = at - 1;
+        r.join = at + join_distance(mode);
+    }
+    return r;
+}
+
+static bool asked_as_heir(const struct shard_core *c, const struct prepare *p)
+{
+    for (uint32_t i = 0; i < p->nheirs; i++)
+        if (p->heir[i] == c->cfg.self && p->heir_of[i] == c->heir_of)
+            return true;
+    return false;
+}
+
+static enum holder_role role_of(const struct shard_core *c, const struct shard *s, const struct prepare *p)
+{
+    if (s->primary)
+        return HOLDER_PRIMARY;
+    if (s->no < p->base->nshards && s->held && asked_as_heir(c, p) && p->base->shard[s->no].primary == c->heir_of)
+        return HOLDER_HEIR;
+    return 0;
+}
+
+static void cut_set(struct shard_core *c, const struct prepare *p)
+{
+    mem_free(c->cut);
+    c->cut = p->ngone ? mem_dup(p->gone, p->ngone * sizeof *p->gone) : NULL;
+    c->ncut = p->ngone;
+}
+
+void shard_on_prepare(struct shard_core *c, const struct prepare *p)
+{
+    uint32_t n = 0;
+    cut_set(c, p);
+    for (uint32_t i = 0; i < c->cfg.nshards; i++) {
+        struct shard *s = &c->shard[i];
+        if (!shard_is_mine(c, i))
+            continue;
+        s->cap = s->w_cap = STEP_NONE;
+        enum holder_role role = role_of(c, s, p);
+        if (!role)
+            continue;
+        ARRAY_ROOM(c->report, n, c->creport);
+        c->report[n] = report_one(c, s, p, role);
+        if (p->njoins)
+            s->cap = s->w_cap = c->report[n].join;
+        n++;
+    }
+    struct shard_effect *e = shard_effect_add(c, SHARD_REPORT);
+    e->ballot = p->ballot;
+    e->nreports = n;
+    e->reports = c->report;
+    for (uint32_t i = 0; !p->njoins && c->view && i < c->cfg.nshards; i++) {
+        if (!c->shard[i].primary)
+            continue;
+        sync_try_shard(c, &c->shard[i]);
+        async_recompute(c, &c->shard[i]);
+    }
+}
+
+/* ---- ADOPT ---- */
+
+static void slot_new(struct shard_core *c, const struct view_member *m)
+{
+    for (uint32_t i = 0; i < MSET_MAX; i++) {
+        if (c->slot[i].id)
+            continue;
+        c->slot[i] = (struct slot){.id = m->id, .join = m->join, .last = m->last, .live = m->live};
+        map_put(&c->slot_of, m->id, &c->slot[i]);
+        c->nslots = i + 1 > c->nslots ? i + 1 : c->nslots;
+        for (uint32_t k = 0; k < c->cfg.nshards; k++) {
+            struct shard *s = &c->shard[k];
+            if (!s->primary)
+                continue;
+            mset_add(&s->clock_known, i);
+            s->clock[i] = m->join;
+        }
+        return;
+    }
+    log_error("too_many_members", "max=%d member=%llu", MSET_MAX, (unsigned long long)m->id);
+}
+
+static void slots_update(struct shard_core *c, const struct view *v)
+{
+    for (uint32_t i = 0; i < c->nslots; i++)
+        if (c->slot[i].id && !view_member_find(v, c->slot[i].id))
+            c->slot[i].live = false;
+    for (uint32_t i = 0; i < v->nmembers; i++) {
+        const struct view_member *m = &v->member[i];
+        uint32_t slot = slot_find(c, m->id);
+        if (slot == SLOT_NONE) {
+            slot_new(c, m);
+            continue;
+        }
+        c->slot[slot].join = m->join;
+        c->slot[slot].last = m->last;
+        c->slot[slot].live = m->live;
+    }
+}
+
+static void slot_forget(struct shard_core *c, uint32_t slot)
+{
+    for (uint32_t k = 0; k < c->cfg.nshards; k++) {
+        struct shard *s = &c->shard[k];
+        if (!s->want)
+            continue;
+        mset_del(&s->fact, slot);
+        mset_del(&s->done, slot);
+        mset_del(&s->clock_known, slot);
+        mset_del(&s->mark_set, slot);
+        s->clock[slot] = 0;
+        s->want[slot] = s->have[slot] = 0;
+        for (uint32_t i = 0; i < s->nchunks; i++) {
+            mset_del(&s->chunk[i]->mask, slot);
+            mset_del(&s->chunk[i]->want, slot);
+            mset_del(&s->chunk[i]->rejected, slot);
+        }
+    }
+    async_slot_gone(c, slot);
+    map_remove(&c->slot_of, c->slot[slot].id);
+    c->slot[slot] = (struct slot){0};
+}
+
+/* Members that the view lists no more: their last step is sealed, or their life was never of this view. */
+static void slots_drop(struct shard_core *c)
+{
+    for (uint32_t i = 0; i < c->nslots; i++)
+        if (c->slot[i].id && !view_member_find(c->view, c->slot[i].id))
+            slot_forget(c, i);
+    while (c->nslots && !c->slot[c->nslots - 1].id)
+        c->nslots--;
+}
+
+/* DONE(k) of a member is void when it is not in set(k); so are the settings for k + 1 that came with it. */
+static void settings_void(struct shard_core *c)
+{
+    for (uint32_t i = 0; i < c->view->nmembers; i++) {
+        const struct view_member *m = &c->view->member[i];
+        for (uint32_t k = 0; k < c->nsetting; k++) {
+            int64_t from = c->setting[k].s.from_step;
+            if (c->setting[k].member == m->id && m->last != STEP_NONE && from > m->last + 1 &&
+                shard_mode(c, from - 1).kind == MODE_SYNC) {
+                settings_drop(c, m->id, from);
+                k = 0;
+            }
+        }
+    }
+}
+
+static void promote(struct shard_core *c, struct shard *s, uint64_t since)
+{
+    s->primary = true;
+    s->since = since;
+    s->marking = false;
+    sync_facts_clear(s);
+    async_promoted(c, s);
+    sync_open(c, s);
+    sync_redo(c, s);
+    /* Without backups there is nobody who must hold the last mark first. */
+    s->announced = true;
+    sync_release_all(c, s);
+    if (s->complete >= 0) {
+        ARRAY_ROOM(c->completed, c->ncompleted, c->ccompleted);
+        c->completed[c->ncompleted].step = s->complete;
+        c->completed[c->ncompleted++].shard = (uint16_t)s->no;
+    }
+}
+
+static void demote(struct shard_core *c, struct shard *s)
+{
+    s->primary = s->announced = s->marking = false;
+    for (uint32_t i = 0; i < s->nchunks; i++) {
+        acc_clear(c, s->chunk[i]);
+        s->chunk[i]->npull = s->chunk[i]->nack = 0;
+    }
+    sync_facts_clear(s);
+}
+
+static void adopt_shard(struct shard_core *c, struct shard *s, const struct view_shard *vs)
+{
+    bool now = vs->primary == c->cfg.self;
+    /* Asynchronous steps after it have sealed the last synchronous one. */
+    if (s->held && s->w <= s->complete + 1)
+        sync_resolve(c, s);
+    else
+        sync_open(c, s);
+    if (now && !s->primary) {
+        if (!s->held && vs->since > 1) {
+            struct shard_effect *e = shard_effect_add(c, SHARD_FATAL);
+            e->status = KS_ESTATE;
+            snprintf(e->text, sizeof e->text, "the view gives shard %u to this server, which holds no data of it", s->no);
+            return;
+        }
+        s->held = true;
+        promote(c, s, vs->since);
+    } else if (!now && s->primary) {
+        demote(c, s);
+    }
+}
+
+static void retry(struct shard_core *c, struct shard *s)
+{
+    if (!s->primary)
+        return;
+    sync_try_shard(c, s);
+    async_recompute(c, s);
+    sync_serve_pulls(c, s);
+}
+
+void shard_on_adopt(struct shard_core *c, const struct view *v)
+{
+    struct view *old = c->view;
+    CHECK(v->nshards == c->cfg.nshards);
+    c->view = view_copy(v);
+    view_free(old);
+    mem_free(c->cut);
+    c->cut = NULL;
+    c->ncut = 0;
+    slots_update(c, c->view);
+    for (uint32_t i = 0; i < c->cfg.nshards; i++) {
+        c->shard[i].cap = c->shard[i].w_cap = STEP_NONE;
+        if (shard_is_mine(c, i))
+            adopt_shard(c, &c->shard[i], &c->view->shard[i]);
+    }
+    settings_void(c);
+    slots_drop(c);
+    for (uint32_t i = 0; i < c->cfg.nshards; i++)
+        retry(c, &c->shard[i]);
+    shard_claims_recheck(c);
+}
