@@ -77,5 +77,8 @@ uint64_t view_core_deadline(const struct view_core *v);
 void view_core_describe(const struct view_core *v, uint64_t now_us, char *out, size_t size);
 /* The server whose return is waited for (0: none), and since when. */
 uint64_t view_core_waiting_for(const struct view_core *v, uint64_t *ret_since_us);
+/* Was this life listed (servers, live members) by a view that this process adopted, and left out by a later one?
+ * The newest 4096 are known. Such a life is never listed again. */
+bool view_core_removed(const struct view_core *v, uint64_t id);
 
 #endif
