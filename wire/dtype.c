@@ -17,7 +17,7 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
-#define HAVE_AVX2 1
+#define HAVE_AVX2   1
 #define TARGET_AVX2 __attribute__((target("avx2,f16c")))
 #else
 #define HAVE_AVX2 0
@@ -156,25 +156,25 @@ uint16_t bf16_from_f32(float f)
 }
 
 /* d[i] = value for every i, where value may use d[i] and s[i]. */
-#define EACH(D, S, value)                       \
-    do {                                        \
-        D *d = dst;                             \
-        const S *s = src;                       \
-        for (size_t i = 0; i < n; i++)          \
-            d[i] = (value);                     \
+#define EACH(D, S, value)                                                                                              \
+    do {                                                                                                               \
+        D *d = dst;                                                                                                    \
+        const S *s = src;                                                                                              \
+        for (size_t i = 0; i < n; i++)                                                                                 \
+            d[i] = (value);                                                                                            \
     } while (0)
-#define EACH_BACKWARD(D, S, value)              \
-    do {                                        \
-        D *d = dst;                             \
-        const S *s = src;                       \
-        for (size_t i = n; i-- > 0;)            \
-            d[i] = (value);                     \
+#define EACH_BACKWARD(D, S, value)                                                                                     \
+    do {                                                                                                               \
+        D *d = dst;                                                                                                    \
+        const S *s = src;                                                                                              \
+        for (size_t i = n; i-- > 0;)                                                                                   \
+            d[i] = (value);                                                                                            \
     } while (0)
-#define EACH_SELF(D, value)                     \
-    do {                                        \
-        D *d = dst;                             \
-        for (size_t i = 0; i < n; i++)          \
-            d[i] = (value);                     \
+#define EACH_SELF(D, value)                                                                                            \
+    do {                                                                                                               \
+        D *d = dst;                                                                                                    \
+        for (size_t i = 0; i < n; i++)                                                                                 \
+            d[i] = (value);                                                                                            \
     } while (0)
 
 /* Only f16 and bf16 come here. In place the wider elements overwrite what is not read yet, unless the
@@ -199,16 +199,30 @@ INLINE void narrow_body(enum dtype t, void *dst, const void *src, size_t n)
         EACH(any_u16, any_f32, bf16_narrow_one(s[i]));
 }
 
+/* Without f16: see dtype_add. */
 INLINE void add_body(enum dtype t, void *dst, const void *src, size_t n)
 {
     switch (t) {
-    case DTYPE_F32: EACH(any_f32, any_f32, d[i] + s[i]); break;
-    case DTYPE_F64: EACH(any_f64, any_f64, d[i] + s[i]); break;
-    case DTYPE_F16: EACH(any_f32, any_u16, d[i] + f16_widen_one(s[i])); break;
-    case DTYPE_BF16: EACH(any_f32, any_u16, d[i] + bf16_widen_one(s[i])); break;
-    case DTYPE_I32: EACH(any_u32, any_u32, d[i] + s[i]); break;
-    case DTYPE_I64: EACH(any_u64, any_u64, d[i] + s[i]); break;
-    case DTYPE_U8: EACH(any_u8, any_u8, (uint8_t)(d[i] + s[i])); break;
+    case DTYPE_F32:
+        EACH(any_f32, any_f32, d[i] + s[i]);
+        break;
+    case DTYPE_F64:
+        EACH(any_f64, any_f64, d[i] + s[i]);
+        break;
+    case DTYPE_BF16:
+        EACH(any_f32, any_u16, d[i] + bf16_widen_one(s[i]));
+        break;
+    case DTYPE_I32:
+        EACH(any_u32, any_u32, d[i] + s[i]);
+        break;
+    case DTYPE_I64:
+        EACH(any_u64, any_u64, d[i] + s[i]);
+        break;
+    case DTYPE_U8:
+        EACH(any_u8, any_u8, (uint8_t)(d[i] + s[i]));
+        break;
+    default:
+        break;
     }
 }
 
@@ -228,13 +242,27 @@ INLINE void add_scaled_body(enum dtype t, void *dst, const void *src, size_t n, 
     float f = (float)w;
     uint64_t k = dtype_is_float(t) ? 0 : (uint64_t)integer_of(w);
     switch (t) {
-    case DTYPE_F32: EACH(any_f32, any_f32, d[i] + f * s[i]); break;
-    case DTYPE_F64: EACH(any_f64, any_f64, d[i] + w * s[i]); break;
-    case DTYPE_F16: EACH(any_f32, any_u16, d[i] + f * f16_widen_one(s[i])); break;
-    case DTYPE_BF16: EACH(any_f32, any_u16, d[i] + f * bf16_widen_one(s[i])); break;
-    case DTYPE_I32: EACH(any_u32, any_u32, d[i] + (uint32_t)k * s[i]); break;
-    case DTYPE_I64: EACH(any_u64, any_u64, d[i] + k * s[i]); break;
-    case DTYPE_U8: EACH(any_u8, any_u8, (uint8_t)(d[i] + (uint32_t)k * s[i])); break;
+    case DTYPE_F32:
+        EACH(any_f32, any_f32, d[i] + f * s[i]);
+        break;
+    case DTYPE_F64:
+        EACH(any_f64, any_f64, d[i] + w * s[i]);
+        break;
+    case DTYPE_F16:
+        EACH(any_f32, any_u16, d[i] + f * f16_widen_one(s[i]));
+        break;
+    case DTYPE_BF16:
+        EACH(any_f32, any_u16, d[i] + f * bf16_widen_one(s[i]));
+        break;
+    case DTYPE_I32:
+        EACH(any_u32, any_u32, d[i] + (uint32_t)k * s[i]);
+        break;
+    case DTYPE_I64:
+        EACH(any_u64, any_u64, d[i] + k * s[i]);
+        break;
+    case DTYPE_U8:
+        EACH(any_u8, any_u8, (uint8_t)(d[i] + (uint32_t)k * s[i]));
+        break;
     }
 }
 
@@ -243,12 +271,23 @@ INLINE void scale_body(enum dtype t, void *dst, size_t n, double w)
     float f = (float)w;
     uint64_t k = dtype_is_float(t) ? 0 : (uint64_t)integer_of(w);
     switch (t) {
-    case DTYPE_F32: EACH_SELF(any_f32, d[i] * f); break;
-    case DTYPE_F64: EACH_SELF(any_f64, d[i] * w); break;
-    case DTYPE_I32: EACH_SELF(any_u32, d[i] * (uint32_t)k); break;
-    case DTYPE_I64: EACH_SELF(any_u64, d[i] * k); break;
-    case DTYPE_U8: EACH_SELF(any_u8, (uint8_t)(d[i] * (uint32_t)k)); break;
-    default: break;
+    case DTYPE_F32:
+        EACH_SELF(any_f32, d[i] * f);
+        break;
+    case DTYPE_F64:
+        EACH_SELF(any_f64, d[i] * w);
+        break;
+    case DTYPE_I32:
+        EACH_SELF(any_u32, d[i] * (uint32_t)k);
+        break;
+    case DTYPE_I64:
+        EACH_SELF(any_u64, d[i] * k);
+        break;
+    case DTYPE_U8:
+        EACH_SELF(any_u8, (uint8_t)(d[i] * (uint32_t)k));
+        break;
+    default:
+        break;
     }
 }
 
@@ -277,18 +316,25 @@ static void divide_integer(enum dtype t, void *dst, size_t n, double w)
     int64_t k = integer_of(w);
     bool whole = (double)k == w;
     switch (t) {
-    case DTYPE_I32: EACH_SELF(any_i32, (int32_t)(whole ? divide_i64(d[i], k) : divide_fraction(d[i], w))); break;
-    case DTYPE_I64: EACH_SELF(any_i64, whole ? divide_i64(d[i], k) : divide_fraction((double)d[i], w)); break;
-    case DTYPE_U8: EACH_SELF(any_u8, (uint8_t)(whole ? divide_i64(d[i], k) : divide_fraction(d[i], w))); break;
-    default: break;
+    case DTYPE_I32:
+        EACH_SELF(any_i32, (int32_t)(whole ? divide_i64(d[i], k) : divide_fraction(d[i], w)));
+        break;
+    case DTYPE_I64:
+        EACH_SELF(any_i64, whole ? divide_i64(d[i], k) : divide_fraction((double)d[i], w));
+        break;
+    case DTYPE_U8:
+        EACH_SELF(any_u8, (uint8_t)(whole ? divide_i64(d[i], k) : divide_fraction(d[i], w)));
+        break;
+    default:
+        break;
     }
 }
 
-#define EXPONENTS_FULL(S, mask)                 \
-    do {                                        \
-        const S *s = src;                       \
-        for (size_t i = 0; i < n; i++)          \
-            bad |= (s[i] & (mask)) == (mask);   \
+#define EXPONENTS_FULL(S, mask)                                                                                        \
+    do {                                                                                                               \
+        const S *s = src;                                                                                              \
+        for (size_t i = 0; i < n; i++)                                                                                 \
+            bad |= (s[i] & (mask)) == (mask);                                                                          \
     } while (0)
 
 /* No early exit: the usual answer needs a full pass, and this one vectorises. */
@@ -296,11 +342,20 @@ INLINE bool all_finite_body(enum dtype t, const void *src, size_t n)
 {
     uint32_t bad = 0;
     switch (t) {
-    case DTYPE_F32: EXPONENTS_FULL(any_u32, 0x7f800000u); break;
-    case DTYPE_F64: EXPONENTS_FULL(any_u64, 0x7ff0000000000000ull); break;
-    case DTYPE_F16: EXPONENTS_FULL(any_u16, 0x7c00u); break;
-    case DTYPE_BF16: EXPONENTS_FULL(any_u16, 0x7f80u); break;
-    default: break;
+    case DTYPE_F32:
+        EXPONENTS_FULL(any_u32, 0x7f800000u);
+        break;
+    case DTYPE_F64:
+        EXPONENTS_FULL(any_u64, 0x7ff0000000000000ull);
+        break;
+    case DTYPE_F16:
+        EXPONENTS_FULL(any_u16, 0x7c00u);
+        break;
+    case DTYPE_BF16:
+        EXPONENTS_FULL(any_u16, 0x7f80u);
+        break;
+    default:
+        break;
     }
     return bad == 0;
 }
@@ -332,7 +387,6 @@ static TARGET_AVX2 size_t f16_narrow_f16c(void *dst, const void *src, size_t n)
     return done;
 }
 
-/* Scaling by 1 changes no bit, so this adds, too. */
 static TARGET_AVX2 size_t f16_add_scaled_f16c(void *dst, const void *src, size_t n, float w)
 {
     __m256 factor = _mm256_set1_ps(w);
@@ -349,13 +403,25 @@ static TARGET_AVX2 size_t f16_add_scaled_f16c(void *dst, const void *src, size_t
 
 /* NAME_any and NAME_avx2 from NAME_body, and NAME_run that chooses. */
 #if HAVE_AVX2
-#define KERNEL(type, name, params, args)                                        \
-    static type name##_any params { return name##_body args; }                  \
-    static TARGET_AVX2 type name##_avx2 params { return name##_body args; }     \
-    static type name##_run params { return has_avx2() ? name##_avx2 args : name##_any args; }
+#define KERNEL(type, name, params, args)                                                                               \
+    static type name##_any params                                                                                      \
+    {                                                                                                                  \
+        return name##_body args;                                                                                       \
+    }                                                                                                                  \
+    static TARGET_AVX2 type name##_avx2 params                                                                         \
+    {                                                                                                                  \
+        return name##_body args;                                                                                       \
+    }                                                                                                                  \
+    static type name##_run params                                                                                      \
+    {                                                                                                                  \
+        return has_avx2() ? name##_avx2 args : name##_any args;                                                        \
+    }
 #else
-#define KERNEL(type, name, params, args) \
-    static type name##_run params { return name##_body args; }
+#define KERNEL(type, name, params, args)                                                                               \
+    static type name##_run params                                                                                      \
+    {                                                                                                                  \
+        return name##_body args;                                                                                       \
+    }
 #endif
 
 KERNEL(void, widen, (enum dtype t, void *dst, const void *src, size_t n), (t, dst, src, n))
@@ -399,12 +465,11 @@ void dtype_narrow(enum dtype t, void *dst, const void *src, size_t n)
 void dtype_add(enum dtype t, void *acc, const void *src, size_t n)
 {
     CHECK(known(t));
-    size_t done = 0;
-#if HAVE_AVX2
-    if (t == DTYPE_F16 && has_avx2())
-        done = f16_add_scaled_f16c(acc, src, n, 1);
-#endif
-    add_run(t, (uint8_t *)acc + 4 * done, (const uint8_t *)src + 2 * done, n - done);
+    /* Scaling by 1 changes no bit, and memory is the limit. */
+    if (t == DTYPE_F16)
+        dtype_add_scaled(t, acc, src, n, 1);
+    else
+        add_run(t, acc, src, n);
 }
 
 void dtype_add_scaled(enum dtype t, void *acc, const void *src, size_t n, double w)

@@ -158,7 +158,8 @@ static void test_nan_stays_nan(void **arg)
 {
     (void)arg;
     /* Payloads only in the bits that are cut off must not turn into infinity, nor carry into the sign. */
-    static const uint32_t nans[] = {0x7f800001, 0xff800001, 0x7fffffff, 0xffffffff, 0x7fc00000, 0x7f801fff, 0x7f80ffff, 0xff8f0000};
+    static const uint32_t nans[] = {0x7f800001, 0xff800001, 0x7fffffff, 0xffffffff,
+                                    0x7fc00000, 0x7f801fff, 0x7f80ffff, 0xff8f0000};
     float f[8];
     uint16_t h[8];
     memcpy(f, nans, sizeof f);
@@ -183,9 +184,9 @@ static void test_names(void **arg)
         enum dtype acc;
         bool is_float;
     } want[] = {
-        {DTYPE_F32, "f32", 4, DTYPE_F32, true},   {DTYPE_F64, "f64", 8, DTYPE_F64, true},
-        {DTYPE_F16, "f16", 2, DTYPE_F32, true},   {DTYPE_BF16, "bf16", 2, DTYPE_F32, true},
-        {DTYPE_I32, "i32", 4, DTYPE_I32, false},  {DTYPE_I64, "i64", 8, DTYPE_I64, false},
+        {DTYPE_F32, "f32", 4, DTYPE_F32, true},  {DTYPE_F64, "f64", 8, DTYPE_F64, true},
+        {DTYPE_F16, "f16", 2, DTYPE_F32, true},  {DTYPE_BF16, "bf16", 2, DTYPE_F32, true},
+        {DTYPE_I32, "i32", 4, DTYPE_I32, false}, {DTYPE_I64, "i64", 8, DTYPE_I64, false},
         {DTYPE_U8, "u8", 1, DTYPE_U8, false},
     };
     enum dtype t;
@@ -213,12 +214,23 @@ enum op { ADD, ADD_SCALED, SCALE, DIVIDE, WIDEN, OPS };
 static void kernel(enum op op, enum dtype t, void *acc, const void *src, size_t n, double w)
 {
     switch (op) {
-    case ADD: dtype_add(t, acc, src, n); break;
-    case ADD_SCALED: dtype_add_scaled(t, acc, src, n, w); break;
-    case SCALE: dtype_scale(t, acc, n, w); break;
-    case DIVIDE: dtype_divide(t, acc, n, w); break;
-    case WIDEN: dtype_widen(t, acc, src, n); break;
-    default: fail();
+    case ADD:
+        dtype_add(t, acc, src, n);
+        break;
+    case ADD_SCALED:
+        dtype_add_scaled(t, acc, src, n, w);
+        break;
+    case SCALE:
+        dtype_scale(t, acc, n, w);
+        break;
+    case DIVIDE:
+        dtype_divide(t, acc, n, w);
+        break;
+    case WIDEN:
+        dtype_widen(t, acc, src, n);
+        break;
+    default:
+        fail();
     }
 }
 
@@ -228,22 +240,32 @@ static double reference_float(enum op op, bool f64, double acc, double src, doub
     volatile float a = (float)acc, s = (float)src, term = (float)w * s;
     volatile double product = w * src;
     switch (op) {
-    case ADD: return f64 ? acc + src : (double)(float)(a + s);
-    case ADD_SCALED: return f64 ? acc + product : (double)(float)(a + term);
-    case SCALE: return f64 ? acc * w : (double)(float)(a * (float)w);
-    case DIVIDE: return f64 ? acc / w : (double)(float)(a / (float)w);
-    default: return src;
+    case ADD:
+        return f64 ? acc + src : (double)(float)(a + s);
+    case ADD_SCALED:
+        return f64 ? acc + product : (double)(float)(a + term);
+    case SCALE:
+        return f64 ? acc * w : (double)(float)(a * (float)w);
+    case DIVIDE:
+        return f64 ? acc / w : (double)(float)(a / (float)w);
+    default:
+        return src;
     }
 }
 
 static int64_t reference_integer(enum op op, int64_t acc, int64_t src, int64_t w)
 {
     switch (op) {
-    case ADD: return (int64_t)((uint64_t)acc + (uint64_t)src);
-    case ADD_SCALED: return (int64_t)((uint64_t)acc + (uint64_t)src * (uint64_t)w);
-    case SCALE: return (int64_t)((uint64_t)acc * (uint64_t)w);
-    case DIVIDE: return acc / w;
-    default: return src;
+    case ADD:
+        return (int64_t)((uint64_t)acc + (uint64_t)src);
+    case ADD_SCALED:
+        return (int64_t)((uint64_t)acc + (uint64_t)src * (uint64_t)w);
+    case SCALE:
+        return (int64_t)((uint64_t)acc * (uint64_t)w);
+    case DIVIDE:
+        return acc / w;
+    default:
+        return src;
     }
 }
 
@@ -291,12 +313,17 @@ static void random_elements(struct rng *r, enum dtype t, uint8_t *p, size_t n)
         float f = (float)((double)(int64_t)u * 0x1p-60);
         double d = (double)(int64_t)u * 0x1p-60;
         uint16_t h = t == DTYPE_F16 ? f16_from_f32(f) : bf16_from_f32(f);
-        memcpy(p, t == DTYPE_F64 ? (void *)&d : t == DTYPE_F32 ? (void *)&f : dtype_is_float(t) ? (void *)&h : (void *)&u,
+        memcpy(p,
+               t == DTYPE_F64      ? (void *)&d
+               : t == DTYPE_F32    ? (void *)&f
+               : dtype_is_float(t) ? (void *)&h
+                                   : (void *)&u,
                dtype_size(t));
     }
 }
 
-static void check_element(enum op op, enum dtype t, const uint8_t *got, const uint8_t *acc, const uint8_t *src, double w)
+static void check_element(enum op op, enum dtype t, const uint8_t *got, const uint8_t *acc, const uint8_t *src,
+                          double w)
 {
     enum dtype acc_t = dtype_acc(t);
     if (dtype_is_float(t)) {
@@ -322,7 +349,8 @@ static void check_kernel(enum op op, enum dtype t, size_t n, size_t offset, doub
     memcpy(before, acc, sizeof acc);
     kernel(op, t, acc + offset, src + offset + 1, n, w);
     for (size_t i = 0; i < n; i++)
-        check_element(op, t, acc + offset + i * acc_size, before + offset + i * acc_size, src + offset + 1 + i * size, w);
+        check_element(op, t, acc + offset + i * acc_size, before + offset + i * acc_size, src + offset + 1 + i * size,
+                      w);
     assert_memory_equal(acc, before, offset);
     assert_int_equal(acc[offset + n * acc_size], 0x5a);
 }
@@ -360,7 +388,8 @@ static void test_narrow_copies_or_rounds(void **arg)
             for (size_t i = 0; size < acc_size && i < n; i++) {
                 uint16_t h;
                 memcpy(&h, out + 1 + 2 * i, 2);
-                assert_int_equal(h, half_nearest(t == DTYPE_F16 ? &f16 : &bf16, (float)float_get(DTYPE_F32, wide + 3 + 4 * i)));
+                assert_int_equal(
+                    h, half_nearest(t == DTYPE_F16 ? &f16 : &bf16, (float)float_get(DTYPE_F32, wide + 3 + 4 * i)));
             }
         }
     }

@@ -64,8 +64,8 @@ static void check_known(const char *text, const double want[3])
         run_step(&wide, &grad[i]);
         run_step(&narrow, &g);
         if (fabs(wide.value[0] - want[i]) > 1e-9 || fabs(((float *)narrow.value)[0] - want[i]) > 1e-6)
-            fail_msg("%s, step %d: %.12g, %.9g instead of %.12g", text, i + 1, wide.value[0], ((float *)narrow.value)[0],
-                     want[i]);
+            fail_msg("%s, step %d: %.12g, %.9g instead of %.12g", text, i + 1, wide.value[0],
+                     ((float *)narrow.value)[0], want[i]);
     }
 }
 
@@ -142,9 +142,17 @@ static void test_equals_torch_to_the_last_bit(void **arg)
 }
 
 static const char *const every[] = {
-    "add",     "sgd lr=.1",        "sgd lr=.1 wd=.1 momentum=.9", "sgd lr=.1 momentum=.9 nesterov=1",
-    "adagrad", "adagrad wd=.1",    "rmsprop",                     "rmsprop momentum=.9 wd=.1",
-    "adam",    "adam wd=.1 lr=.1", "adamw",
+    "add",
+    "sgd lr=.1",
+    "sgd lr=.1 wd=.1 momentum=.9",
+    "sgd lr=.1 momentum=.9 nesterov=1",
+    "adagrad",
+    "adagrad wd=.1",
+    "rmsprop",
+    "rmsprop momentum=.9 wd=.1",
+    "adam",
+    "adam wd=.1 lr=.1",
+    "adamw",
 };
 
 /* Each element as if alone, whatever n, the alignment, and whether the output is the gradient's memory. */
@@ -291,7 +299,8 @@ static void test_bad_texts(void **arg)
         {"sgd lr=1 nesterov=1 momentum=.9 dampening=.1",
          "optimizer sgd: nesterov needs momentum above 0 and no dampening"},
         {"sgd lr=1 nesterov=2", "optimizer option nesterov is 2; it must be 0 or 1"},
-        {"sgd lr=1 betas=.9,.9", "optimizer sgd has no option \"betas\"; its options are lr, wd, momentum, dampening, nesterov"},
+        {"sgd lr=1 betas=.9,.9",
+         "optimizer sgd has no option \"betas\"; its options are lr, wd, momentum, dampening, nesterov"},
         {"adam beta1=1", "optimizer option beta1 is 1; it must be at least 0 and below 1"},
         {"adam betas=.9", "optimizer option betas is \".9\"; it must be two numbers, as in betas=0.9,0.999"},
         {"adam betas=.9,1", "optimizer option beta2 is 1; it must be at least 0 and below 1"},
@@ -347,7 +356,7 @@ static void test_options(void **arg)
     assert_int_equal(o, OPT_WD);
     assert_string_equal(optim_option_name(OPT_AMSGRAD_RESERVED), "?");
     assert_string_equal(optim_option_name(OPT_MAX), "?");
-    assert_string_equal(optim_option_name((enum optim_option)-1), "?");
+    assert_string_equal(optim_option_name((enum optim_option) - 1), "?");
 }
 
 static void test_has_option(void **arg)

@@ -66,7 +66,8 @@ static void test_momentum_and_delay(void **arg)
 {
     (void)arg;
     /* Without delay momentum 0.9 allows nearly twice the rate, 2 (1 + 0.9) / h; one stale step undoes that. */
-    double fresh = largest_stable_rate(.9, 1, 0), plain = largest_stable_rate(0, 1, 1), heavy = largest_stable_rate(.9, 1, 1);
+    double fresh = largest_stable_rate(.9, 1, 0), plain = largest_stable_rate(0, 1, 1),
+           heavy = largest_stable_rate(.9, 1, 1);
     assert_true(fabs(fresh - 3.8) < 0.02 * 3.8);
     assert_true(fabs(plain - 1) < 0.02);
     assert_true(heavy > 0);
