@@ -1,6 +1,7 @@
 #include "coord/coord_event.h"
 
 #include <ctype.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -223,4 +224,14 @@ void coord_queue_drop_changes(struct coord_queue *q)
     }
     q->n = kept;
     pthread_mutex_unlock(&q->lock);
+}
+
+int coord_thread_start(pthread_t *ret, void *(*run)(void *arg), void *arg)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(ret, NULL, run, arg);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error;
 }

@@ -41,4 +41,7 @@ bool coord_queue_pop(struct coord_queue *q, struct coord_event *ret);
 /* Drops what a watch that was replaced has left: COORD_CHANGE and COORD_RESYNC. */
 void coord_queue_drop_changes(struct coord_queue *q);
 
+/* A thread that takes no signals: they are for the owner's threads. 0, or an errno. */
+int coord_thread_start(pthread_t *ret, void *(*run)(void *arg), void *arg);
+
 #endif
