@@ -112,7 +112,7 @@ static int env_start(struct env_lmdb *e, size_t map_bytes, char *err)
         return env_lmdb_error(e, rc, "cannot start LMDB", 0, err);
     rc = mdb_env_set_mapsize(e->env, map_bytes ? map_bytes : map_bytes_default);
     if (rc == 0)
-        rc = mdb_env_open(e->env, e->dir, MDB_NOTLS, 0644);
+        rc = mdb_env_open(e->env, e->dir, MDB_NOTLS | MDB_NOLOCK, 0644);
     if (rc == 0)
         rc = file_fill(e);
     if (rc == 0)

@@ -2,7 +2,9 @@
  *
  * Commits are synced twice by LMDB: the pages, then the root that points to them. One sync for both
  * (MDB_NOSYNC, then mdb_env_sync) would let the root reach the disk before the pages when the power
- * fails, and lose what had been reported durable. No MDB_WRITEMAP: a full disk would be SIGBUS. */
+ * fails, and lose what had been reported durable. No MDB_WRITEMAP: a full disk would be SIGBUS. MDB_NOLOCK for
+ * the same reason: LMDB maps its lock file; owner.lock keeps others out, and nobody reads while the
+ * writer thread writes. */
 #ifndef STORAGE_ENV_LMDB_H
 #define STORAGE_ENV_LMDB_H
 

@@ -51,12 +51,13 @@ struct store {
     const struct store_ops *ops;
 };
 
-/* ---- LMDB: a directory that holds data.mdb, lock.mdb. ---- */
+/* ---- LMDB: a directory that holds data.mdb, owner.lock. ---- */
 struct store_lmdb_config {
     const char *dir;                 /* created (one level) when missing and `create` is set */
     int create;
     size_t map_bytes;                /* address space; grown in steps when full. 0: 1 GiB */
-    void (*wake)(void *arg);         /* called from the writer thread after each commit or failure */
+    void (*wake)(void *arg);         /* called from the writer thread after each commit or failure, until close
+                                      * returns; NULL: none */
     void *wake_arg;
 };
 /* KS_EBUSY: another process has it open. KS_ENOENT: missing and not `create`. Text in err. */
