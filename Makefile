@@ -38,7 +38,6 @@ TEST_SRC := $(wildcard tests/unit/test_*.c tests/contract/test_*.c tests/scenari
 TESTS   := $(TEST_SRC:%.c=$(BUILD)/%)
 BENCH   := $(patsubst %.c,$(BUILD)/%,$(wildcard bench/bench_*.c))
 EXAMPLES := $(patsubst %.c,$(BUILD)/%,$(wildcard worker/examples/*.c))
-FUZZERS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
 
 .PHONY: all help deps test-deps test demo bench sim mutants fuzz examples install uninstall format lint clean tests
 all: deps $(BUILD)/keepstep $(BUILD)/libkeepstep.so examples
@@ -102,6 +101,9 @@ sim: $(BUILD)/sim
 mutants:
 	@$(MAKE) --no-print-directory MUTANTS=1 build-mutants/sim
 	build-mutants/sim --mutants --seeds 2000
+
+fuzz: deps
+	@SECONDS=$(or $(SECONDS),10) tests/fuzz/run
 
 bench: all $(BENCH)
 	@BUILD=$(BUILD) bench/run

@@ -11,7 +11,7 @@
 #include "base/keepstep_err.h"
 #include "base/mem.h"
 #include "base/rng.h"
-#include "wire/doc.h"
+#include "tests/unit/doc_again.h"
 
 /* ---- samples ---- */
 
@@ -140,106 +140,6 @@ static char *sample_proof(void)
 static char *sample_mode(void)
 {
     return mode_encode(&(struct mode){12, MODE_ASYNC, 0});
-}
-
-/* ---- decode and encode again ---- */
-
-static int again_job(const char *text, size_t size, char **ret, char *err)
-{
-    struct job_doc d;
-    int rc = job_decode(text, size, &d, err);
-    if (rc == 0)
-        *ret = job_encode(&d);
-    return rc;
-}
-
-static int again_server(const char *text, size_t size, char **ret, char *err)
-{
-    struct server_doc d;
-    int rc = server_decode(text, size, &d, err);
-    if (rc == 0)
-        *ret = server_encode(&d);
-    return rc;
-}
-
-static int again_view(const char *text, size_t size, char **ret, char *err)
-{
-    struct view *d;
-    int rc = view_decode(text, size, &d, err);
-    if (rc == 0) {
-        *ret = view_encode(d);
-        view_free(d);
-    }
-    return rc;
-}
-
-static int again_join(const char *text, size_t size, char **ret, char *err)
-{
-    struct join_doc d;
-    int rc = join_decode(text, size, &d, err);
-    if (rc == 0)
-        *ret = join_encode(&d);
-    return rc;
-}
-
-static int again_prepare(const char *text, size_t size, char **ret, char *err)
-{
-    struct prepare d, copy;
-    int rc = prepare_decode(text, size, &d, err);
-    if (rc == 0) {
-        prepare_copy(&copy, &d);
-        prepare_done(&d);
-        *ret = prepare_encode(&copy);
-        prepare_done(&copy);
-    }
-    return rc;
-}
-
-static int again_report(const char *text, size_t size, char **ret, char *err)
-{
-    struct report d;
-    int rc = report_decode(text, size, &d, err);
-    if (rc == 0) {
-        *ret = report_encode(&d);
-        report_done(&d);
-    }
-    return rc;
-}
-
-static int again_tensor(const char *text, size_t size, char **ret, char *err)
-{
-    struct tensor_spec d;
-    int rc = tensor_decode(text, size, &d, err);
-    if (rc == 0)
-        *ret = tensor_encode(&d);
-    return rc;
-}
-
-static int again_hello(const char *text, size_t size, char **ret, char *err)
-{
-    struct hello d;
-    int rc = hello_decode(text, size, &d, err);
-    if (rc == 0)
-        *ret = hello_encode(&d);
-    return rc;
-}
-
-static int again_proof(const char *text, size_t size, char **ret, char *err)
-{
-    struct proof_doc d;
-    int rc = proof_decode(text, size, &d, err);
-    if (rc == 0)
-        *ret = proof_encode(&d);
-    return rc;
-}
-
-static int again_mode(const char *text, size_t size, char **ret, char *err)
-{
-    struct mode d;
-    int rc = mode_decode(text, size, &d, err);
-    if (rc == 0)
-        *ret = mode_encode(&d);
-    return rc;
 }
 
 static const struct kind {
