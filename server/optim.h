@@ -32,6 +32,9 @@ int optim_option_parse(const char *name, enum optim_option *ret);
 bool optim_has_option(enum optim_kind kind, enum optim_option o);
 /* Is the value allowed (lr >= 0, 0 <= beta < 1, ...)? KS_EINVAL with a line in err. */
 int optim_option_check(enum optim_option o, double value, char *err);
+/* Changes an option of an optimizer whose tensor has state already. KS_EINVAL with a line in err, o untouched: not an
+ * option of this kind, not an allowed value, or optim_slots would change (momentum from or to 0). */
+int optim_option_set(struct optim *o, enum optim_option option, double value, char *err);
 /* Floats of state an element (0, 1 or 2), in the accumulator type. */
 unsigned optim_slots(const struct optim *o);
 /* Is this kind possible for this dtype? */

@@ -129,6 +129,26 @@ static int fail_option(enum optim_kind kind, const char *name, char *err)
     return KS_EINVAL;
 }
 
+int optim_option_set(struct optim *o, enum optim_option option, double value, char *err)
+{
+    struct optim changed = *o;
+    int rc = optim_option_check(option, value, err);
+    if (rc < 0)
+        return rc;
+    if (!optim_has_option(o->kind, option))
+        return fail_option(o->kind, options[option].name, err);
+    changed.option[option] = value;
+    if (optim_slots(&changed) != optim_slots(o)) {
+        snprintf(err, ERR_SIZE,
+                 "optimizer option %s cannot go from %.9g to %.9g during a run: the tensor's state would have another "
+                 "size; declare it with %s above 0",
+                 options[option].name, o->option[option], value, options[option].name);
+        return KS_EINVAL;
+    }
+    *o = changed;
+    return 0;
+}
+
 /* The next blank-separated word of *text; *text moves behind it. 0 at the end, -1: too long. */
 static int word_next(const char **text, char word[WORD_SIZE])
 {

@@ -394,6 +394,29 @@ static void test_option_check(void **arg)
     assert_int_equal(optim_option_check(OPT_MAX, 1, err), KS_EINVAL);
 }
 
+static void test_option_set_keeps_the_size_of_state(void **arg)
+{
+    (void)arg;
+    char err[256] = "";
+    struct optim plain = parsed("sgd lr=1"), heavy = parsed("sgd lr=1 momentum=.9"), before = plain;
+    assert_int_equal(optim_option_set(&plain, OPT_MOMENTUM, .9, err), KS_EINVAL);
+    assert_string_equal(err, "optimizer option momentum cannot go from 0 to 0.9 during a run: the tensor's state would "
+                             "have another size; declare it with momentum above 0");
+    assert_int_equal(optim_option_set(&plain, OPT_EPS, .9, err), KS_EINVAL);
+    assert_string_equal(err,
+                        "optimizer sgd has no option \"eps\"; its options are lr, wd, momentum, dampening, nesterov");
+    assert_int_equal(optim_option_set(&plain, OPT_LR, -1, err), KS_EINVAL);
+    assert_string_equal(err, "optimizer option lr is -1; it must be at least 0");
+    assert_int_equal(optim_option_set(&plain, OPT_MAX, 1, err), KS_EINVAL);
+    assert_memory_equal(&plain, &before, sizeof plain);
+    assert_int_equal(optim_option_set(&plain, OPT_LR, .5, err), 0);
+    assert_true(plain.option[OPT_LR] == .5);
+    assert_int_equal(optim_option_set(&heavy, OPT_MOMENTUM, .5, err), 0);
+    assert_true(heavy.option[OPT_MOMENTUM] == .5);
+    assert_int_equal(optim_option_set(&heavy, OPT_MOMENTUM, 0, err), KS_EINVAL);
+    assert_true(heavy.option[OPT_MOMENTUM] == .5);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -410,6 +433,7 @@ int main(void)
         cmocka_unit_test(test_options),
         cmocka_unit_test(test_has_option),
         cmocka_unit_test(test_option_check),
+        cmocka_unit_test(test_option_set_keeps_the_size_of_state),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
