@@ -146,7 +146,7 @@ void conn_destroy(struct net_conn *c, bool say, int status, const char *text)
 static uint32_t backoff_next(struct net_conn *c, int status, bool was_open)
 {
     /* A peer that says no will say no again. */
-    bool refused = status == KS_EAUTH || status == KS_ENOENT || status == KS_EINVAL || status == KS_EFENCED;
+    bool refused = status == KS_EAUTH || status == KS_ENOENT || status == KS_EINVAL;
     if (refused)
         c->backoff_ms = NET_BACKOFF_MAX_MS;
     else if (!c->backoff_ms || (was_open && net_now_ms() - c->opened_ms >= NET_BACKOFF_MAX_MS))

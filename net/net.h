@@ -52,6 +52,7 @@ int net_create(const struct net_config *c, struct net **ret, char *err);
 /* Closes everything; no handler is called any more (abandon and release are, before this returns). Run the loop until
  * it has nothing to do, then net_free. */
 void net_shutdown(struct net *n);
+bool net_is_down(const struct net *n);                   /* net_free may be called */
 void net_free(struct net *n);
 
 /* addr "host:port", port 0: a free one. *ret_addr (ADDR_MAX_BYTES): what it became. KS_EBUSY: port in use. */
@@ -70,6 +71,7 @@ int net_send(struct net_conn *c, const struct frame_header *h, const void *paylo
 int net_flush(struct net_conn *c);
 bool net_is_open(const struct net_conn *c);
 bool net_blocked(const struct net_conn *c);
+size_t net_queued(const struct net_conn *c);             /* bytes that are not written yet */
 uint64_t net_peer_id(const struct net_conn *c);          /* 0 before opened; still there inside `closed` */
 const struct hello *net_peer(const struct net_conn *c);  /* likewise, NULL; of a listener's peer: its hello */
 void *net_tag(const struct net_conn *c);

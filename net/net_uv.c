@@ -105,11 +105,16 @@ void net_shutdown(struct net *n)
     uv_close((uv_handle_t *)&n->check, on_handle_closed);
 }
 
+bool net_is_down(const struct net *n)
+{
+    return n->down && n->handles == 0;
+}
+
 void net_free(struct net *n)
 {
     if (!n)
         return;
-    CHECK(n->down && n->handles == 0);
+    CHECK(net_is_down(n));
     mem_free(n->token);
     mem_free(n->congestion);
     mem_free(n);

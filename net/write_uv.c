@@ -135,3 +135,8 @@ bool net_blocked(const struct net_conn *c)
 {
     return c->out.bytes > c->net->config.send_bytes_max;
 }
+
+size_t net_queued(const struct net_conn *c)
+{
+    return c->out.bytes;
+}
