@@ -32,6 +32,7 @@ enum {
     TEXT_MAX = 4096,
     SPEC_MAX = 1 << 16,
     IMAGE_CHUNKS_MAX = 16, /* a chunk's image: its value, optimizer slots and sums, all widened at most */
+    IMAGE_BYTES_MAX = 1 << 30,
     CHUNK_REF_SIZE = 12,
     DONE_FIXED = 8,
 };
@@ -92,6 +93,15 @@ static const struct frame_kind {
     [FRAME_STOP] = {"stop", PAYLOAD_TEXT},
 };
 
+/* Never beyond the largest buffer of base/buf.h, which receives it. */
+static uint64_t image_max(uint32_t chunk_bytes)
+{
+    uint64_t bytes = (uint64_t)chunk_bytes * IMAGE_CHUNKS_MAX + FRAME_CONTROL_MAX;
+    if (chunk_bytes == 0)
+        return 0;
+    return bytes < IMAGE_BYTES_MAX ? bytes : IMAGE_BYTES_MAX;
+}
+
 static uint64_t payload_max(enum payload payload, uint32_t chunk_bytes)
 {
     switch (payload) {
@@ -108,7 +118,7 @@ static uint64_t payload_max(enum payload payload, uint32_t chunk_bytes)
     case PAYLOAD_CONTROL:
         return FRAME_CONTROL_MAX;
     case PAYLOAD_IMAGE:
-        return chunk_bytes ? (uint64_t)chunk_bytes * IMAGE_CHUNKS_MAX + FRAME_CONTROL_MAX : 0;
+        return image_max(chunk_bytes);
     }
     return 0;
 }

@@ -198,6 +198,10 @@ static void test_lengths(void **state)
     struct frame_header push = {.type = FRAME_PUSH, .len = 1}, image = {.type = FRAME_IMAGE, .len = 1};
     assert_int_equal(decode_of(&push, 0), KS_EPROTO);
     assert_int_equal(decode_of(&image, 0), KS_EPROTO);
+    image.len = 1 << 30;
+    assert_int_equal(decode_of(&image, CHUNK_BYTES_MAX), 0);
+    image.len++;
+    assert_int_equal(decode_of(&image, CHUNK_BYTES_MAX), KS_EPROTO);
 }
 
 /* One changed bit anywhere is noticed. */
