@@ -13,7 +13,7 @@ comma   := ,
 
 VERSION := 0.1.0
 OPT     ?= -O2
-WARN    := -Wall -Wextra -Werror -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wno-missing-field-initializers
+WARN    := -Wall -Wextra -Werror -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wno-missing-field-initializers -Wno-format-truncation
 CFLAGS  += -std=c17 -D_GNU_SOURCE -g $(OPT) $(WARN) -fPIC -fvisibility=hidden -fno-strict-aliasing -fno-math-errno \
            -pthread -I. -Ibase -DKEEPSTEP_VERSION='"$(VERSION)"'
 LDFLAGS += -pthread

@@ -12,8 +12,15 @@
 #include "coord/coord.h"
 #include "coord/view_core.h"
 
+enum { CTL_FORMER_MAX = 16 };
+
 struct ctl_config {
     struct server_doc self;       /* id, name, addresses, heir_of */
+    /* Lives that opened this data directory before, oldest first, whether or not a view ever listed them. The newest
+     * that the view lists is the one that this life is the heir of, whatever self.heir_of says: a life may have died
+     * between its listing and its first note of it. 0: self.heir_of stands. */
+    uint32_t nformer;
+    uint64_t former[CTL_FORMER_MAX];
     struct job_doc job;           /* what to create the job with; an existing job's document wins (checked by the host) */
     uint32_t nloops;
     uint32_t lease_ms;            /* 0: 3000 */
@@ -29,7 +36,7 @@ enum ctl_event_kind {
     CTL_TICK,               /* at least at ctl_core_deadline */
     CTL_COORD,              /* coord */
     CTL_PEER_UP,            /* control connection with `from` is authenticated; is_server */
-    CTL_PEER_DOWN,          /* it closed or fell silent; text */
+    CTL_PEER_DOWN,          /* it closed or fell silent; text. A connection that a newer one replaces is not reported. */
     CTL_LOOP_PEER_DOWN,     /* a data connection of member `from` closed on some loop */
     CTL_PREPARE, CTL_REPORT, CTL_VIEW, CTL_JOIN, CTL_LEAVE, CTL_SUSPECT, CTL_MODE, CTL_END,   /* frames from `from` */
     CTL_LOOP_REPORT,        /* loop answered LOOPS_PREPARE: ballot, report (shards of this loop) */
@@ -46,7 +53,7 @@ struct ctl_event {
     const struct report *report;
     const struct view *view;
     const struct join_doc *join;
-    uint64_t id;                  /* SUSPECT: of whom */
+    uint64_t id;                  /* SUSPECT: of whom. LEAVE: of whom, when a server passes it on; 0: `from` */
     int64_t step;                 /* LEAVE */
     struct mode mode;
     const char *text;
@@ -56,13 +63,15 @@ enum ctl_effect_kind {
     CTL_DO_WATCH,           /* watch everything from after `revision` */
     CTL_LOOPS_PREPARE,      /* SHARD_PREPARE to every loop: prepare */
     CTL_LOOPS_ADOPT,        /* SHARD_ADOPT to every loop: view. Closes connections of the unlisted. */
-    CTL_CONNECT,            /* keep a control connection to server (id, addr) */
+    CTL_CONNECT,            /* keep a control connection to server (id, addr), until CTL_DISCONNECT; of two servers
+                               the one with the greater id connects */
     CTL_DISCONNECT,         /* close the control and data connections of node `to`; text */
     CTL_SEND_PREPARE, CTL_SEND_REPORT, CTL_SEND_VIEW, CTL_SEND_JOIN, CTL_SEND_LEAVE, CTL_SEND_SUSPECT,
     CTL_SEND_MODE, CTL_SEND_END,   /* to node `to` on its control connection; dropped when there is none */
     CTL_ADOPTED,            /* the process now runs under `view` (for persisting its life, logs) */
     CTL_FENCED,             /* this life is over: stop, come back as a new one; text */
     CTL_ENDED,              /* the job has ended: exit; text */
+    CTL_HEIR_OF,            /* this life is the heir of `id`, not of self.heir_of: tell every loop (shard_core_loaded) */
 };
 struct ctl_effect {
     enum ctl_effect_kind kind;

@@ -11,6 +11,7 @@ const struct optim *tensor_optim(struct shard_core *c, struct tensor *t, int64_t
         return &t->now;
     uint64_t by[OPT_MAX] = {0};
     int64_t from[OPT_MAX];
+    char err[256];
     t->now = t->optim;
     for (int i = 0; i < OPT_MAX; i++)
         from[i] = INT64_MIN;
@@ -19,11 +20,12 @@ const struct optim *tensor_optim(struct shard_core *c, struct tensor *t, int64_t
         uint32_t o = e->s.option;
         if (e->s.group != t->group || e->s.from_step > step || !optim_has_option(t->optim.kind, o))
             continue;
-        if (e->s.from_step > from[o] || (e->s.from_step == from[o] && e->member > by[o])) {
-            from[o] = e->s.from_step;
-            by[o] = e->member;
-            t->now.option[o] = e->s.value;
-        }
+        bool wins = e->s.from_step > from[o] || (e->s.from_step == from[o] && e->member > by[o]);
+        /* Refused when it would need other optimizer state; every loop decides that alike. */
+        if (!wins || optim_option_set(&t->now, o, e->s.value, err))
+            continue;
+        from[o] = e->s.from_step;
+        by[o] = e->member;
     }
     t->now_generation = c->setting_generation;
     t->now_step = step;

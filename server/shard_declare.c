@@ -5,6 +5,8 @@
 #include "base/rng.h"
 #include "server/shard_impl.h"
 
+enum { CHUNKS_MAX = 1 << 24 };   /* of one tensor: 16 TiB at the default size */
+
 static void chunk_add(struct shard_core *c, struct tensor *t, uint32_t no)
 {
     struct shard *s = &c->shard[shard_of(t->spec.id, no, c->cfg.nshards)];
@@ -96,6 +98,11 @@ static int spec_check(const struct shard_core *c, const struct tensor_spec *spec
         tensor_describe(spec, got, sizeof got);
         snprintf(err, 768, "tensor '%s' is declared as %s; refused: %s", t->spec.name, have, got);
         return KS_EEXIST;
+    }
+    if (tensor_chunks(spec, c->cfg.chunk_bytes) > CHUNKS_MAX) {
+        snprintf(err, 768, "tensor '%s' has more than %u chunks of %u bytes: use a larger --chunk-bytes", spec->name,
+                 CHUNKS_MAX, c->cfg.chunk_bytes);
+        return KS_EINVAL;
     }
     if (spec->kind != TENSOR_PARAM)
         return 0;
