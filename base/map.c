@@ -87,7 +87,8 @@ int map_next(const struct map *m, uint32_t *i, uint64_t *ret_key, void **ret_val
         const struct map_slot *s = &m->slot[(*i)++];
         if (!s->value)
             continue;
-        *ret_key = s->key;
+        if (ret_key)
+            *ret_key = s->key;
         *ret_value = s->value;
         return 1;
     }

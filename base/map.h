@@ -22,7 +22,7 @@ void *map_get(const struct map *m, uint64_t key);           /* NULL: none */
 void map_put(struct map *m, uint64_t key, void *value);      /* replaces */
 void *map_remove(struct map *m, uint64_t key);               /* what was there, or NULL */
 /* Iteration in slot order: for (uint32_t i = 0; map_next(&m, &i, &key, &value);) Do not change
- * the map inside. Order depends on keys and history only, so it is the same on replay. */
+ * the map inside; ret_key may be NULL. Order depends on keys and history only, so it is the same on replay. */
 int map_next(const struct map *m, uint32_t *i, uint64_t *ret_key, void **ret_value);
 
 #endif
