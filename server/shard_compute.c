@@ -284,6 +284,7 @@ bool async_apply(struct shard_core *c, struct chunk *ch, int64_t stamp, struct b
         }
     }
     next.step = ch->cur.step;
+    next.version = ch->cur.version;   /* the caller counts on from it */
     next.disk_slot = ch->cur.disk_slot;
     image_drop(&ch->cur);
     ch->cur = next;

@@ -368,7 +368,8 @@ static void image_load_members(struct shard_core *c, struct chunk *ch, const uin
 {
     mset_clear(&ch->mask);
     mset_clear(&ch->rejected);
-    memset(ch->applied, 0, ch->capplied * sizeof *ch->applied);
+    if (ch->capplied)
+        memset(ch->applied, 0, ch->capplied * sizeof *ch->applied);
     ch->skipped = h->skipped != 0;
     for (uint32_t i = 0; i < h->nmask; i++) {
         uint32_t m = slot_for_load(c, take(p, 8));
