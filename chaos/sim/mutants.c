@@ -1,0 +1,86 @@
+/* mutants.c - takes one guard out of the cores at a time, and looks for a seed that notices. */
+#include "chaos/sim/sim.h"
+
+#include <stdio.h>
+#include "base/mutant.h"
+
+#ifdef KEEPSTEP_MUTANTS
+struct mutant {
+    int number;
+    const char *name;
+};
+static const struct mutant mutants[] = {
+    { 1, "no change of the view after an election" },
+    { 2, "gone members are in steps up to the greatest complete step" },
+    { 3, "members that left before keep their last step" },
+    { 4, "older ballots are accepted" },
+    { 5, "the gone are cut off only after the report" },
+    { 6, "a new PREPARE on the same base while a view may have been written" },
+    { 7, "joiners join at the least step reported" },
+    { 8, "the view is written without its guards" },
+    { 9, "reports of older rounds are accepted" },
+    { 10, "pushes are not deduplicated" },
+    { 11, "results are released before they are durable" },
+    { 12, "a step is marked before its results are durable" },
+    { 13, "DONE counts although pushes are missing" },
+    { 14, "frames of the cut off and the unlisted are accepted" },
+    { 15, "frames of newer epochs are not parked" },
+    { 16, "the value before is not restored when a step is reopened" },
+    { 17, "the cap for joiners is ignored" },
+    { 18, "what members said stays when a complete step is reopened" },
+    { 19, "async: pushes are not deduplicated" },
+    { 20, "async: pushes are acknowledged before they are durable" },
+    { 21, "SSP: pulls do not wait for the bound" },
+    { 22, "SSP: after a restart the least clock is that of whom it knows" },
+    { 23, "SSP: the least clock may fall" },
+    { 24, "what a reopened step drops stays on disk" },
+    { 25, "frames of before this tenure are accepted" },
+    { 30, "members take results of before their set changed" },
+    { 31, "members finish without COMPLETE of every shard" },
+    { 32, "members keep results when their set changed" },
+    { 33, "members do not push again to a new tenure" },
+    { 34, "members send the clock before what is unacknowledged" },
+};
+
+static bool hunt(const struct sim_options *o, const struct mutant *m, uint64_t seeds)
+{
+    struct sim_options options = *o;
+    struct sim_stats stats;
+    struct sim_result r;
+    mutant_now = m->number;
+    for (uint64_t i = 0; i < seeds; i++) {
+        options.seed = o->seed + i;
+        sim_run(&options, &stats, &r);
+        if (!r.failed)
+            continue;
+        mutant_now = 0;
+        printf("%4d  %-68s seed %-6lu %.100s\n", m->number, m->name, (unsigned long)options.seed, r.why);
+        fflush(stdout);
+        return true;
+    }
+    mutant_now = 0;
+    printf("%4d  %-68s SURVIVES %lu seeds\n", m->number, m->name, (unsigned long)seeds);
+    fflush(stdout);
+    return false;
+}
+
+int mutants_run(const struct sim_options *o, uint64_t seeds, int only)
+{
+    uint32_t n = 0, caught = 0;
+    for (size_t i = 0; i < sizeof mutants / sizeof *mutants; i++) {
+        if (only && mutants[i].number != only)
+            continue;
+        n++;
+        caught += hunt(o, &mutants[i], seeds);
+    }
+    printf("%u of %u mutants caught\n", caught, n);
+    return caught == n ? 0 : 1;
+}
+#else
+int mutants_run(const struct sim_options *o, uint64_t seeds, int only)
+{
+    (void)o, (void)seeds, (void)only;
+    fprintf(stderr, "sim: --mutants needs a build with -DKEEPSTEP_MUTANTS (make mutants)\n");
+    return 2;
+}
+#endif
