@@ -222,6 +222,17 @@ static void promote(struct shard_core *c, struct shard *s, uint64_t since)
     }
 }
 
+/* A shard that begins with this view knows where everybody begins. */
+static void clocks_at_join(struct shard_core *c, struct shard *s)
+{
+    for (uint32_t m = 0; m < c->nslots; m++) {
+        if (!c->slot[m].id)
+            continue;
+        mset_add(&s->clock_known, m);
+        s->clock[m] = c->slot[m].join;
+    }
+}
+
 static void demote(struct shard_core *c, struct shard *s)
 {
     s->primary = s->announced = s->marking = false;
@@ -247,8 +258,11 @@ static void adopt_shard(struct shard_core *c, struct shard *s, const struct view
             snprintf(e->text, sizeof e->text, "the view gives shard %u to this server, which holds no data of it", s->no);
             return;
         }
+        bool fresh = !s->held;
         s->held = true;
         promote(c, s, vs->since);
+        if (fresh)
+            clocks_at_join(c, s);
     } else if (!now && s->primary) {
         demote(c, s);
     }
