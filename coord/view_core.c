@@ -173,6 +173,8 @@ static bool same_view(const struct view *a, const struct view *b)
 static void on_elected(struct view_core *v, const struct view_event *e)
 {
     go_off(v);
+    for (uint32_t i = 0; i < v->nservers; i++)
+        v->server[i].down = false;
     if (e->term != v->term)
         v->round = 0;
     v->term = e->term;

@@ -217,7 +217,8 @@ static void next_members(const struct view_core *v, int64_t last, struct view *n
         const struct join_doc *j = &v->prepare->joins[i];
         if (!still_joining(v, j->id))
             continue;
-        struct view_member m = {.id = j->id, .join = join, .last = STEP_NONE, .live = true, .local_size = j->local_size};
+        struct view_member m = {.id = j->id, .join = join, .last = STEP_NONE, .live = true};
+        m.local_size = j->local_size;
         memcpy(m.name, j->name, sizeof m.name);
         member_insert(next, &m);
         next->mchg = next->epoch;

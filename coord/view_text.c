@@ -114,7 +114,7 @@ void view_core_describe(const struct view_core *v, uint64_t now_us, char *out, s
         describe_idle(v, out, size);
         break;
     case PHASE_COLLECT:
-        snprintf(out, size, "collecting %llu ms", (unsigned long long)(v->due_us > now_us ? v->due_us - now_us : 0) / 1000);
+        snprintf(out, size, "collecting %.0f ms", seconds(now_us, v->due_us) * 1000);
         break;
     case PHASE_PREPARE:
         describe_prepare(v, out, size);

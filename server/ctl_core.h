@@ -21,7 +21,7 @@ struct ctl_config {
      * between its listing and its first note of it. 0: self.heir_of stands. */
     uint32_t nformer;
     uint64_t former[CTL_FORMER_MAX];
-    struct job_doc job;           /* what to create the job with; an existing job's document wins (checked by the host) */
+    struct job_doc job;           /* to create the job with; an existing job's document wins (checked by the host) */
     uint32_t nloops;
     uint32_t lease_ms;            /* 0: 3000 */
     uint32_t suspect_ms;          /* how long a disconnected node may take to come back before it is gone; 0: 300 */
@@ -36,7 +36,7 @@ enum ctl_event_kind {
     CTL_TICK,               /* at least at ctl_core_deadline */
     CTL_COORD,              /* coord */
     CTL_PEER_UP,            /* control connection with `from` is authenticated; is_server */
-    CTL_PEER_DOWN,          /* it closed or fell silent; text. A connection that a newer one replaces is not reported. */
+    CTL_PEER_DOWN,          /* it closed or fell silent; text. Not for a connection that a newer one replaced. */
     CTL_LOOP_PEER_DOWN,     /* a data connection of member `from` closed on some loop */
     CTL_PREPARE, CTL_REPORT, CTL_VIEW, CTL_JOIN, CTL_LEAVE, CTL_SUSPECT, CTL_MODE, CTL_END,   /* frames from `from` */
     CTL_LOOP_REPORT,        /* loop answered LOOPS_PREPARE: ballot, report (shards of this loop) */
@@ -71,7 +71,7 @@ enum ctl_effect_kind {
     CTL_ADOPTED,            /* the process now runs under `view` (for persisting its life, logs) */
     CTL_FENCED,             /* this life is over: stop, come back as a new one; text */
     CTL_ENDED,              /* the job has ended: exit; text */
-    CTL_HEIR_OF,            /* this life is the heir of `id`, not of self.heir_of: tell every loop (shard_core_loaded) */
+    CTL_HEIR_OF,            /* this life is the heir of `id`, not of self.heir_of: shard_core_loaded for every loop */
 };
 struct ctl_effect {
     enum ctl_effect_kind kind;
