@@ -192,6 +192,7 @@ static void init_whole(struct client_core *c, const struct client_op *op)
         .dtype = (uint8_t)op->t->spec.dtype,
         .tensor = op->t->spec.id,
         .chunk = (uint32_t)INIT_WHOLE,
+        .version = op->grant,
     };
     client_send(c, client_serves(c, op->t, 0), &h, NULL, false);
 }
@@ -204,6 +205,7 @@ static void init_chunk(struct client_core *c, const struct client_op *op, uint32
         .len = client_chunk_bytes(c, op->t, chunk),
         .tensor = op->t->spec.id,
         .chunk = chunk,
+        .version = op->grant,
     };
     client_send(c, client_serves(c, op->t, chunk), &h, op->in + (size_t)chunk * op->t->stride, false);
 }
@@ -218,18 +220,12 @@ void client_init(struct client_core *c, const struct client_event *e)
     init_whole(c, op);
 }
 
-static void slots_reset(struct client_op *op)
-{
-    memset(op->slot, 0, op->nslots * sizeof op->slot[0]);
-    op->left = op->nslots;
-}
-
 /* A new tenure may have lost what was not whole: a new home is asked again, another loop gets its chunks again. */
 static void init_tenure(struct client_core *c, struct client_op *op)
 {
     if (c->shard[client_shard_of(c, op->t, 0)].tenured) {
         op->stage = INIT_CLAIM;
-        slots_reset(op);
+        op->grant = 0;
         return;
     }
     for (uint32_t i = 0; i < op->nslots && op->stage != INIT_CLAIM; i++) {
@@ -285,15 +281,19 @@ static void init_done(struct client_core *c, struct client_tensor *t, int status
     t->init = NULL;
 }
 
-static void whole_inited(struct client_core *c, struct client_op *op, int status)
+/* A grant carries its version, which rises from one to the next; the end of it all carries none. */
+static void whole_inited(struct client_core *c, struct client_op *op, const struct frame_header *h)
 {
-    if (status == KS_EEXIST || (status == KS_OK && op->stage == INIT_FINAL)) {
-        init_done(c, op->t, status);
+    if (h->status == KS_EEXIST || (!h->version && op->stage == INIT_FINAL)) {
+        init_done(c, op->t, h->status);
         return;
     }
-    if (status != KS_OK || op->stage != INIT_CLAIM)
+    if (h->version <= op->grant)
         return;
     op->stage = INIT_SEND;
+    op->grant = h->version;
+    op->left = op->nslots;
+    memset(op->slot, 0, op->nslots * sizeof op->slot[0]);
     for (uint32_t i = 0; i < op->nslots; i++)
         init_chunk(c, op, i);
 }
@@ -310,10 +310,10 @@ void client_inited(struct client_core *c, struct client_loop *l, const struct fr
         return;
     }
     if (whole) {
-        whole_inited(c, op, h->status);
+        whole_inited(c, op, h);
         return;
     }
-    if (op->stage != INIT_SEND || (op->slot[h->chunk].flags & SLOT_GOT))
+    if (op->stage != INIT_SEND || h->version != op->grant || (op->slot[h->chunk].flags & SLOT_GOT))
         return;
     op->slot[h->chunk].flags |= SLOT_GOT;
     if (--op->left)

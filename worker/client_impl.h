@@ -59,6 +59,7 @@ struct client_op {
     int status;
     bool sync;
     enum init_stage stage;
+    uint64_t grant; /* version of the claim */
     struct setting setting;
     uint32_t nslots;
     struct client_slot slot[];
@@ -151,6 +152,7 @@ struct client_core {
     struct client_list queue, pushes, apushes, pulls, inits;
     struct client_op *step_op, *leave_op, *spare;
     uint32_t sync_pulls, requests;
+    bool done_held;                  /* DONE of the ended step waits for its pulls */
     struct setting *settings, *life; /* of this step; announced with CLOCK in this life */
     uint32_t nsettings, settings_cap, nlife, life_cap;
     bool leave_sent;
@@ -235,7 +237,7 @@ void client_sync_push(struct client_core *c, struct client_op *op);
 void client_sync_end(struct client_core *c, struct client_op *op);
 void client_sync_read(struct client_core *c);
 void client_sync_resend(struct client_core *c, struct client_loop *l, bool tenured_only);
-void client_sync_done(struct client_core *c, struct client_loop *l, bool again);
+void client_sync_done(struct client_core *c, struct client_loop *l);
 void client_sync_recount(struct client_core *c);
 bool client_sync_finish(struct client_core *c);
 void client_sync_lacking(struct client_core *c);

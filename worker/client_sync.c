@@ -137,7 +137,7 @@ static bool loop_open(const struct client_core *c, const struct client_loop *l)
     return false;
 }
 
-static void done_send(struct client_core *c, struct client_loop *l, bool again)
+static void done_send(struct client_core *c, struct client_loop *l)
 {
     bool reads = c->phase == PHASE_READ;
     if (!l->up)
@@ -147,18 +147,20 @@ static void done_send(struct client_core *c, struct client_loop *l, bool again)
     uint8_t *payload = mem_alloc(size);
     done_encode(l->done, l->ndone, c->settings, nsettings, payload);
     struct frame_header h = {.type = FRAME_DONE, .step = open_step(c), .len = size};
-    h.flags = (uint8_t)((reads ? FRAME_READER : 0) | (again || l->again ? FRAME_AGAIN : 0));
+    h.flags = (uint8_t)((reads ? FRAME_READER : 0) | (l->again ? FRAME_AGAIN : 0));
     l->again = false;
     client_send(c, l, &h, payload, true);
 }
 
-/* Again, to one loop; nothing while the step is not ended or when this loop is through. */
-void client_sync_done(struct client_core *c, struct client_loop *l, bool again)
+/* Again, to one loop, which answers with what is there; nothing while the step is not ended or when this loop is
+ * through. */
+void client_sync_done(struct client_core *c, struct client_loop *l)
 {
-    if ((c->phase != PHASE_ENDED && c->phase != PHASE_READ) || !l->up || !loop_open(c, l))
+    if ((c->phase != PHASE_ENDED && c->phase != PHASE_READ) || c->done_held || !l->up || !loop_open(c, l))
         return;
     done_collect(c, l);
-    done_send(c, l, again);
+    l->again = true;
+    done_send(c, l);
     c->stats.resent++;
 }
 
@@ -166,7 +168,7 @@ static void done_send_all(struct client_core *c)
 {
     done_collect(c, NULL);
     for (uint32_t i = 0; i < c->nloops; i++)
-        done_send(c, c->loops[i], false);
+        done_send(c, c->loops[i]);
 }
 
 void client_sync_end(struct client_core *c, struct client_op *op)
@@ -176,7 +178,9 @@ void client_sync_end(struct client_core *c, struct client_op *op)
     c->phase_us = c->now_us;
     for (uint32_t i = 0; i < c->nsettings; i++)
         c->settings[i].from_step = c->step + 1;
-    done_send_all(c);
+    c->done_held = c->sync_pulls;
+    if (!c->done_held)
+        done_send_all(c);
 }
 
 static void shards_clear(struct client_core *c)
@@ -322,7 +326,7 @@ void client_sync_lacking(struct client_core *c)
             continue;
         l->lacks = false;
         if (!l->again_sent)
-            client_sync_done(c, l, true);
+            client_sync_done(c, l);
         else if (!l->retry)
             l->retry_us = c->now_us;
         l->retry |= l->again_sent;
@@ -368,9 +372,9 @@ static bool finished(const struct client_core *c)
         for (uint32_t i = 0; i < c->config.nshards; i++)
             if (!c->shard[i].counted && c->shard[i].pushed)
                 return false;
-        return !c->sync_pulls;
+        return !c->done_held;
     }
-    return c->ncomplete == c->config.nshards && !c->sync_pulls;
+    return c->ncomplete == c->config.nshards && !c->done_held;
 }
 
 static void count_outcomes(struct client_core *c, const struct client_op *op)
@@ -412,9 +416,15 @@ static void finish_step(struct client_core *c)
     c->phase = PHASE_HELD;
 }
 
-/* Nothing of a step is shown before every shard says that it is complete. True when something ended. */
+/* Nothing of a step is shown before every shard says that it is complete. True when something ended.
+ *
+ * The step cannot complete before DONE, and then the value from before it, which pulls ask for, may be gone. */
 bool client_sync_finish(struct client_core *c)
 {
+    if (c->phase == PHASE_ENDED && c->done_held && !c->sync_pulls) {
+        c->done_held = false;
+        done_send_all(c);
+    }
     if ((c->phase != PHASE_ENDED && c->phase != PHASE_READ) || !finished(c))
         return false;
     if (c->phase == PHASE_READ) {

@@ -134,7 +134,7 @@ static void resend_all(struct client_core *c, struct client_loop *l)
     client_init_resend(c, l, false);
     client_sync_resend(c, l, false);
     client_async_resend(c, l, false);
-    client_sync_done(c, l, true);
+    client_sync_done(c, l);
     client_pull_resend(c, l, false);
 }
 
@@ -149,7 +149,7 @@ static void resend_view(struct client_core *c, struct client_loop *l, bool chang
         client_async_resend(c, l, true);
     }
     if (changed || l->tenured || l->lacks)
-        client_sync_done(c, l, changed || l->lacks);
+        client_sync_done(c, l);
     l->lacks = false;
     if (changed || l->tenured)
         client_pull_resend(c, l, !changed);
@@ -293,7 +293,7 @@ void client_sink_drop(struct client_core *c, struct client_loop *l)
         return;
     }
     now->again = true;
-    client_sync_done(c, now, true);
+    client_sync_done(c, now);
 }
 
 bool client_sink_take(struct client_loop *l, const struct client_op *op, uint32_t chunk)
@@ -327,11 +327,15 @@ void client_peer_down(struct client_core *c, uint64_t server, uint32_t number)
     client_sink_drop(c, l);
 }
 
-/* Tried again after a pause: the server may have been out of memory, or not have known the tensor. (EAGAIN because of
- * an old epoch is over sooner: the view says what to send again.) */
+/* Tried again after a pause: the server may not have known the tensor. EAGAIN of a newer epoch is over sooner: the view
+ * says what to send again. What is late or stale was sent twice, and the first one has been answered. */
 void client_refused(struct client_core *c, struct client_loop *l, const struct frame_header *h)
 {
     const struct client_tensor *t = client_tensor_get(c, h->tensor);
+    if (h->status == KS_ELATE || h->status == KS_ESTALE)
+        return;
+    if (h->status == KS_EAGAIN && epoch_newer(h->epoch, client_epoch(c)))
+        return;
     if (t && h->status == KS_ENOENT)
         client_declare_forget(l, t->index);
     l->refused_status = h->status;

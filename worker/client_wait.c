@@ -170,7 +170,7 @@ size_t client_core_waiting(const struct client_core *c, uint64_t now_us, char *o
         add_shards(&l, "for the step before to be complete");
         break;
     case PHASE_ENDED:
-        if (c->ncomplete == c->config.nshards)
+        if (c->done_held)
             add_ops(&l);
         else
             add_shards(&l, "for members to end the step");
