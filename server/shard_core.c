@@ -357,13 +357,12 @@ static void frame_handle(struct shard_core *c, uint32_t slot, const struct shard
 
 static void on_frame(struct shard_core *c, const struct shard_event *e)
 {
-    if (!c->view || is_cut(c, e->from)) {
-        if (!c->view || !MUTANT(14)) {
-            buf_unref(e->payload);
-            return;
-        }
+    if (is_cut(c, e->from) && !MUTANT(14)) {
+        buf_unref(e->payload);
+        return;
     }
-    if ((int32_t)(e->header.epoch - (uint32_t)c->view->epoch) > 0 && !MUTANT(15)) {
+    /* A life without a view yet, the heir that a member already knows, waits for its first one. */
+    if (!c->view || ((int32_t)(e->header.epoch - (uint32_t)c->view->epoch) > 0 && !MUTANT(15))) {
         park(c, e);
         return;
     }

@@ -7,7 +7,7 @@
 #include "base/keepstep_err.h"
 #include "base/mem.h"
 
-enum { OUTSTANDING_MAX = 24, STEP_LAST = SIM_STEPS_MAX - 16 };
+enum { OUTSTANDING_MAX = 24 };
 
 static uint64_t draw(const struct world *w, uint64_t a, uint64_t b, uint64_t c)
 {
@@ -136,7 +136,7 @@ static void begin_step(struct world *w, struct proc *p)
 {
     struct member *m = p->member;
     m->step = client_core_step_now(m->core);
-    if (m->step >= w->target || m->step >= STEP_LAST) {
+    if (m->step >= w->target || m->step >= SIM_STEP_LAST) {
         m->phase = APP_IDLE;
         return;
     }

@@ -42,6 +42,9 @@ bool store_reachable(const struct world *w, const struct proc *p)
 static bool coord_deliver(struct world *w, struct pipe *pipe, struct msg *m)
 {
     struct ctl_event e = { .kind = CTL_COORD, .coord = m->coord };
+    if (w->opt.verbose > 1)
+        world_note(w, "  store -> %s event %d request %d status %d revision %ld %s", pipe->to->name, (int)m->coord->kind,
+                   (int)m->coord->request, m->coord->status, (long)m->coord->revision, m->coord->nkv ? m->coord->kv[0].key : "");
     server_event(w, pipe->to, &e);
     return false;
 }
@@ -188,6 +191,9 @@ static void request_apply(struct world *w, struct store_request *s, bool lose_an
     if (s->request.kind == COORD_LEASE_GRANT && e.status == 0)
         lease_granted(w, s, &e);
     bool applied = e.status == 0 && e.succeeded;
+    if (w->opt.verbose > 1)
+        world_note(w, "  store: request %d of %s: status %d, %s, revision %ld", (int)s->request.kind, s->from->name, e.status,
+                   e.succeeded ? "done" : "not done", (long)e.revision);
     if (s->answered) {
         coord_event_done(&e);
     } else if (lose_answer) {

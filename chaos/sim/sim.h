@@ -31,6 +31,7 @@ enum {
     SIM_TENSORS_MAX = 4,
     SIM_CHUNKS_MAX = 12,       /* over all tensors */
     SIM_STEPS_MAX = 512,
+    SIM_STEP_LAST = SIM_STEPS_MAX - 16,   /* applications stop there at the latest */
     SIM_FAULTS_MAX = 40,
     SIM_PARTITIONS_MAX = 16,
     SIM_LEASES_MAX = 512,

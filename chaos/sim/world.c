@@ -229,19 +229,19 @@ static void heal_server(struct world *w, struct machine *m)
 static void target_set(struct world *w)
 {
     int64_t top = 3;
-    bool members = false;
+    uint32_t members = 0;
     for (uint32_t i = 0; i < w->nprocs; i++) {
         struct proc *p = w->proc[i];
         if (p->kind != PROC_MEMBER || !p->alive)
             continue;
-        members = members || !p->member->want_leave;
+        members += !p->member->want_leave;
         if (p->member->step > top)
             top = p->member->step;
     }
     if (top < w->history.finished)
         top = w->history.finished;
-    w->target = top + 3;
-    if (!members)
+    w->target = top + 3 < SIM_STEP_LAST ? top + 3 : SIM_STEP_LAST;
+    while (members++ < w->job.members_min)   /* a job that has not begun waits for so many */
         member_start(w);
 }
 
