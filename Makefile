@@ -3,7 +3,12 @@
 # Folders and the layering are in docs/ARCHITECTURE.md. Every *.c of a folder is part of it; files named
 # main.c or *_main.c have a main() of their own.
 
-CC      ?= gcc
+ifeq ($(origin CC),default)
+CC      := gcc
+endif
+V       ?= 0
+Q       := $(if $(filter 0,$(V)),@,)
+say      = @$(if $(filter 0,$(V)),printf '  %-5s %s\n' $(1) $(2),:)
 BUILD   ?= build$(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(MUTANTS),-mutants)
 PREFIX  ?= /usr/local
 DESTDIR ?=
@@ -62,30 +67,37 @@ test-deps: deps
 
 $(BUILD)/%.o: %.c | deps
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -MMD -MP -c $< -o $@
+	$(call say,CC,$<)
+	$(Q)$(CC) $(CFLAGS) -MMD -MP -c $< -o $@
 
 $(BUILD)/libkeepstep_all.a: $(OBJ)
 	@rm -f $@; ar rcs $@ $^
 $(BUILD)/keepstep: $(BUILD)/server/main.o $(SERVER_SRC:%.c=$(BUILD)/%.o)
-	$(CC) $(LDFLAGS) $^ -o $@ $(SYS_LIBS)
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(SYS_LIBS)
 $(BUILD)/libkeepstep.so: $(CLIENT_SRC:%.c=$(BUILD)/%.o) worker/keepstep.map
-	$(CC) $(LDFLAGS) -shared -Wl,-soname,libkeepstep.so.0 -Wl,--version-script=worker/keepstep.map \
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-soname,libkeepstep.so.0 -Wl,--version-script=worker/keepstep.map \
 	    $(filter %.o,$^) -o $@ $(SYS_LIBS)
 	@ln -sf libkeepstep.so $(BUILD)/libkeepstep.so.0
 
 examples: $(EXAMPLES)
 $(BUILD)/worker/examples/%: worker/examples/%.c $(BUILD)/libkeepstep.so
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -Iworker -MMD -MP -MF $@.d $< -o $@ -L$(BUILD) -lkeepstep -Wl,-rpath,'$$ORIGIN/../..' $(LDFLAGS) -lm
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(CFLAGS) -Iworker -MMD -MP -MF $@.d $< -o $@ -L$(BUILD) -lkeepstep -Wl,-rpath,'$$ORIGIN/../..' $(LDFLAGS) -lm
 
 $(BUILD)/sim: $(SIM_SRC:%.c=$(BUILD)/%.o) $(BUILD)/libkeepstep_all.a
-	$(CC) $(LDFLAGS) $^ -o $@ $(SYS_LIBS)
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(SYS_LIBS)
 $(BUILD)/tests/%: tests/%.c $(BUILD)/libkeepstep_all.a
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -MMD -MP -MF $@.d $< -o $@ $(BUILD)/libkeepstep_all.a $(LDFLAGS) -lcmocka $(SYS_LIBS)
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(CFLAGS) -MMD -MP -MF $@.d $< -o $@ $(BUILD)/libkeepstep_all.a $(LDFLAGS) -lcmocka $(SYS_LIBS)
 $(BUILD)/bench/%: bench/%.c $(BUILD)/libkeepstep_all.a
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -MMD -MP -MF $@.d $< -o $@ $(BUILD)/libkeepstep_all.a $(LDFLAGS) $(SYS_LIBS)
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(CFLAGS) -MMD -MP -MF $@.d $< -o $@ $(BUILD)/libkeepstep_all.a $(LDFLAGS) $(SYS_LIBS)
 
 tests: test-deps $(TESTS) $(BUILD)/sim all
 
