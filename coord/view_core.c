@@ -350,7 +350,7 @@ static void first_view(struct view_core *v)
 {
     uint32_t there = 0;
     for (uint32_t i = 0; i < v->nservers; i++)
-        there += view_nodes_usable(v, &v->server[i]);
+        there += view_nodes_starter(v, &v->server[i]);
     if (there && (there >= v->cfg.job.servers_min || v->end[0]))
         view_core_propose(v, view_next_first(v));
 }

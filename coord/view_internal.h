@@ -91,6 +91,8 @@ struct away *view_nodes_away(const struct view_core *v, uint64_t id);  /* NULL: 
 void view_nodes_away_add(struct view_core *v, uint64_t id, bool suspect);
 bool view_nodes_joins_ready(const struct view_core *v);   /* members_min have asked, or had asked once */
 bool view_nodes_suspects(const struct view_core *v, uint64_t id);
+/* One for the first view: no later life has opened its directory. */
+bool view_nodes_starter(const struct view_core *v, const struct registered *r);
 /* Registered, not suspected, and to be listed without a report: not the heir of a listed server. */
 bool view_nodes_newcomer(const struct view_core *v, const struct registered *r);
 /* The newest usable life that holds the disk of listed server `id`; 0: none. */

@@ -38,7 +38,7 @@ struct view *view_next_first(struct view_core *v)
     struct view *next = view_create(v->nservers, 0, v->cfg.job.nshards);
     next->nservers = 0;
     for (uint32_t i = 0; i < v->nservers; i++)
-        if (!v->server[i].down && !view_core_removed(v, v->server[i].doc.server.id))
+        if (view_nodes_starter(v, &v->server[i]))
             next->server[next->nservers++] = v->server[i].doc.server;
     v->round++;
     stamp(v, next, 1);

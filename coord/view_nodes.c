@@ -77,6 +77,14 @@ bool view_nodes_usable(const struct view_core *v, const struct registered *r)
     return !r->down && !view_nodes_suspects(v, id) && !view_core_removed(v, id);
 }
 
+bool view_nodes_starter(const struct view_core *v, const struct registered *r)
+{
+    for (uint32_t i = 0; i < v->nservers; i++)
+        if (v->server[i].doc.heir_of == r->doc.server.id)
+            return false;
+    return view_nodes_usable(v, r);
+}
+
 bool view_nodes_newcomer(const struct view_core *v, const struct registered *r)
 {
     return view_nodes_usable(v, r) && !view_server_find(v->base, r->doc.server.id) &&

@@ -192,6 +192,27 @@ static void first_view_waits_for_servers(void **state)
     close_rig(&r);
 }
 
+static void first_view_skips_lives_that_ended(void **state)
+{
+    (void)state;
+    struct rig r;
+    open_rig(&r, 2, 1, 2);
+    step(&r, (struct view_event){.kind = VIEW_ELECTED, .term = 1});
+    server(&r, 1, 0);
+    server(&r, 3, 2);
+    assert_int_equal(r.ncas, 1);
+    close_rig(&r);
+    open_rig(&r, 2, 1, 2);
+    server(&r, 1, 0);
+    server(&r, 2, 0);                  /* its registration outlives it */
+    server(&r, 3, 2);
+    step(&r, (struct view_event){.kind = VIEW_ELECTED, .term = 1});
+    assert_int_equal(r.proposed->nservers, 2);
+    assert_null(view_server_find(r.proposed, 2));
+    assert_int_equal(r.proposed->shard[1].primary, 3);
+    close_rig(&r);
+}
+
 static void joins_make_one_view(void **state)
 {
     (void)state;
@@ -720,6 +741,7 @@ int main(void)
     log_level_set(LOG_OFF);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(first_view_waits_for_servers),
+        cmocka_unit_test(first_view_skips_lives_that_ended),
         cmocka_unit_test(joins_make_one_view),
         cmocka_unit_test(first_members_wait_for_each_other),
         cmocka_unit_test(dead_member_ends_at_the_least_step),
