@@ -184,6 +184,10 @@ static void w_hold(struct shard_core *c, struct shard *s)
     }
     if (s->w <= s->w_held || s->w_seq)
         return;
+    /* W says that every push below it is held: on the disk it must not come before them. */
+    for (uint32_t i = 0; i < s->nchunks; i++)
+        if (s->chunk[i]->persisting && s->chunk[i]->cur.version > s->chunk[i]->persisting_version)
+            write_image(c, s->chunk[i]);
     s->w_writing = s->w;
     s->w_seq = persist_shard(c, s);
     wait_add(c, (struct wait){.kind = WAIT_W, .seq = s->w_seq, .shard = s});

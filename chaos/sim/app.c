@@ -224,7 +224,7 @@ static void run(struct world *w, void *arg, uint64_t n)
     case APP_DECLARE: declare_all(w, p); break;
     case APP_INIT: init_all(w, p); break;
     case APP_READY:
-        if (m->nops <= OUTSTANDING_MAX)
+        if (m->nops <= (m->want_leave ? 0 : OUTSTANDING_MAX))
             begin_step(w, p);
         break;
     case APP_PUSH: push_next(w, p); break;
@@ -307,7 +307,7 @@ void app_done(struct world *w, struct proc *p, const struct client_effect *e)
         m->exit_why = "left";
     } else if (o->counted && --m->waiting == 0) {
         waited(w, p);
-    } else if (m->phase == APP_READY && m->nops == OUTSTANDING_MAX) {
+    } else if (m->phase == APP_READY && (m->nops == OUTSTANDING_MAX || (m->nops == 0 && m->want_leave))) {
         run_later(w, p, 1);
     }
     op_free(o);

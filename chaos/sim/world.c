@@ -180,6 +180,18 @@ static bool member_through(const struct world *w, const struct proc *p)
     return m->phase == APP_IDLE && m->step >= w->target && m->nops == 0;
 }
 
+/* I6: the dead are removed, also when nobody happens to wait for them. */
+static bool view_lists_the_dead(const struct world *w)
+{
+    for (uint32_t i = 0; w->view && i < w->view->nmembers; i++)
+        if (w->view->member[i].live && !world_proc(w, w->view->member[i].id)->alive)
+            return true;
+    for (uint32_t i = 0; w->view && i < w->view->nservers; i++)
+        if (!world_proc(w, w->view->server[i].id)->alive)
+            return true;
+    return false;
+}
+
 bool world_idle(const struct world *w)
 {
     uint32_t members = 0;
@@ -194,7 +206,7 @@ bool world_idle(const struct world *w)
     for (uint32_t i = 0; i < w->cfg.nservers; i++)
         if (!w->machine[i].proc)
             return false;
-    return members > 0;
+    return members > 0 && !view_lists_the_dead(w);
 }
 
 static void who_waits(struct world *w, char *out, size_t size)
@@ -215,8 +227,10 @@ static void who_waits(struct world *w, char *out, size_t size)
             used += (size_t)snprintf(out + used, size - used, " [leader %s: %.*s]", p->name, 90, line);
         }
         if (used >= size)
-            break;
+            return;
     }
+    if (view_lists_the_dead(w))
+        snprintf(out + used, size - used, " [view %lu lists the dead]", (unsigned long)w->view->epoch);
 }
 
 static void heal_server(struct world *w, struct machine *m)
