@@ -7,10 +7,10 @@
 
 /* ---- PREPARE ---- */
 
-static bool listed_gone(const struct prepare *p, uint64_t id)
+static bool is_in(const uint64_t *ids, uint32_t n, uint64_t id)
 {
-    for (uint32_t i = 0; i < p->ngone; i++)
-        if (p->gone[i] == id)
+    for (uint32_t i = 0; i < n; i++)
+        if (ids[i] == id)
             return true;
     return false;
 }
@@ -21,7 +21,7 @@ static int64_t report_complete(const struct shard_core *c, const struct shard *s
     for (uint32_t m = 0; m < c->nslots; m++) {
         if (!mset_has(&s->oset, m) || mset_has(&s->done, m))
             continue;
-        if (!c->slot[m].live || listed_gone(p, c->slot[m].id))
+        if (!c->slot[m].live || is_in(p->gone, p->ngone, c->slot[m].id))
             return s->complete;
     }
     return s->complete + 1;
@@ -77,17 +77,43 @@ static enum holder_role role_of(const struct shard_core *c, const struct shard *
     return 0;
 }
 
-static void cut_set(struct shard_core *c, const struct prepare *p)
+static bool slot_live(const struct shard_core *c, uint64_t id)
 {
+    uint32_t m = slot_find(c, id);
+    return m != SLOT_NONE && c->slot[m].live;
+}
+
+/* Frames of the cut off were dropped: whoever is not cut off any more has to connect, and send, again. */
+static void cut_lift(struct shard_core *c, uint32_t n, const uint64_t *still)
+{
+    for (uint32_t i = 0; i < c->ncut; i++) {
+        bool stays = !slot_live(c, c->cut[i]);
+        for (uint32_t k = 0; k < n; k++)
+            stays = stays || still[k] == c->cut[i];
+        if (!stays)
+            shard_close(c, c->cut[i], KS_EAGAIN, "not cut off any more; connect again");
+    }
     mem_free(c->cut);
-    c->cut = p->ngone ? mem_dup(p->gone, p->ngone * sizeof *p->gone) : NULL;
-    c->ncut = p->ngone;
+    c->cut = NULL;
+    c->ncut = 0;
+}
+
+/* The cut-set is replaced. Frames of a node that is no longer cut were refused meanwhile: it must connect again, and
+ * send again what was not answered. */
+static void cut_set(struct shard_core *c, const uint64_t *ids, uint32_t n)
+{
+    for (uint32_t i = 0; i < c->ncut; i++)
+        if (!is_in(ids, n, c->cut[i]))
+            shard_close(c, c->cut[i], KS_EAGAIN, "the change of the view that cut this node off was dropped; connect again");
+    mem_free(c->cut);
+    c->cut = n ? mem_dup(ids, n * sizeof *ids) : NULL;
+    c->ncut = n;
 }
 
 void shard_on_prepare(struct shard_core *c, const struct prepare *p)
 {
     uint32_t n = 0;
-    cut_set(c, p);
+    cut_set(c, p->gone, p->ngone);
     for (uint32_t i = 0; i < c->cfg.nshards; i++) {
         struct shard *s = &c->shard[i];
         if (!shard_is_mine(c, i))
@@ -283,10 +309,8 @@ void shard_on_adopt(struct shard_core *c, const struct view *v)
     CHECK(v->nshards == c->cfg.nshards);
     c->view = view_copy(v);
     view_free(old);
-    mem_free(c->cut);
-    c->cut = NULL;
-    c->ncut = 0;
     slots_update(c, c->view);
+    cut_lift(c, 0, NULL);
     for (uint32_t i = 0; i < c->cfg.nshards; i++) {
         c->shard[i].cap = c->shard[i].w_cap = STEP_NONE;
         if (shard_is_mine(c, i))

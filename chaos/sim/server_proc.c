@@ -98,7 +98,7 @@ static void heir_of_another(struct world *w, struct proc *p, uint64_t id)
 static void connect_to(struct world *w, struct proc *p, uint64_t id)
 {
     struct proc *peer = world_proc(w, id);
-    if (!peer || !peer->alive || peer == p || link_find(peer, p->id, true, 0))
+    if (!peer || !peer->alive || peer == p)
         return;
     link_want(w, p, peer, true, 0);
 }
