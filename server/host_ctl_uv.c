@@ -243,6 +243,7 @@ static bool plain_frame(struct host *h, struct net_conn *c, const struct frame_h
         return true;
     case FRAME_LEAVE:
         e->kind = CTL_LEAVE;
+        e->id = fh->tensor;
         e->step = fh->step;
         break;
     case FRAME_SUSPECT:

@@ -350,6 +350,22 @@ static bool push_unfit(struct shard_core *c, struct chunk *ch, uint32_t slot, co
     return false;
 }
 
+/* The first push on top of a synchronous result: members that have not finished that step yet still get the result as it
+ * was, so it stays as `pre`, in its own place on disk too, until everybody is past it. */
+static void result_keep(struct chunk *ch)
+{
+    bool kept = ch->has_pre && ch->pre.step == ch->cur.step;
+    if (!kept && ch->cur.step >= 0 && ch->s->w <= ch->cur.step + 1) {
+        image_drop(&ch->pre);
+        ch->pre = image_ref(&ch->cur);
+        ch->has_pre = true;
+        ch->cur.disk_slot ^= 1;
+    } else if (ch->has_pre && ch->s->w > ch->cur.step + 1) {
+        image_drop(&ch->pre);
+        ch->has_pre = false;
+    }
+}
+
 static void push_apply(struct shard_core *c, struct chunk *ch, uint32_t slot, const struct frame_header *h,
                        struct buf *payload)
 {
@@ -362,6 +378,7 @@ static void push_apply(struct shard_core *c, struct chunk *ch, uint32_t slot, co
         buf_unref(ch->held_out);
         ch->held_out = ch->cur.out ? buf_ref(ch->cur.out) : NULL;
     }
+    result_keep(ch);
     if (push_unfit(c, ch, slot, h, payload, &a.status)) {
         buf_unref(payload);
         *applied_of(ch, slot) = h->seq;
@@ -377,10 +394,6 @@ static void push_apply(struct shard_core *c, struct chunk *ch, uint32_t slot, co
     m->stats.applied++;
     c->stats.applied++;
     c->stats.staleness[bucket(a.clock - h->step)]++;
-    if (ch->has_pre) {
-        image_drop(&ch->pre);
-        ch->has_pre = false;
-    }
     changed(c, ch);
     ack_when_held(c, ch, a);
     if (!c->cfg.durable)

@@ -65,10 +65,11 @@ static void result_send(struct shard_core *c, struct chunk *ch, uint32_t slot)
     bool wants = mset_has(&ch->want, slot);
     if (!c->slot[slot].live || (!wants && !rejected))
         return;
+    /* Asynchronous pushes of members that are further on may have changed cur since. */
+    const struct image *i = ch->has_pre && ch->pre.step == ch->cur.step ? &ch->pre : &ch->cur;
     struct frame_header h = {.type = FRAME_RESULT, .dtype = ch->t->spec.dtype, .tensor = ch->t->spec.id, .chunk = ch->no,
-                             .step = ch->cur.step, .version = ch->cur.version,
-                             .status = rejected ? KS_ENOTFINITE : KS_OK};
-    struct buf *out = wants ? image_out(c, ch, &ch->cur) : NULL;
+                             .step = i->step, .version = i->version, .status = rejected ? KS_ENOTFINITE : KS_OK};
+    struct buf *out = wants ? image_out(c, ch, i) : NULL;
     if (wants && !out) {
         shard_out_of_memory(c);
         return;
