@@ -94,6 +94,10 @@ $(BUILD)/tests/%: tests/%.c $(BUILD)/libkeepstep_all.a
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
 	$(Q)$(CC) $(CFLAGS) -MMD -MP -MF $@.d $< -o $@ $(BUILD)/libkeepstep_all.a $(LDFLAGS) -lcmocka $(SYS_LIBS)
+$(BUILD)/tests/integration/%: tests/integration/%.c $(BUILD)/tests/integration/rig.o $(BUILD)/libkeepstep_all.a $(BUILD)/keepstep
+	@mkdir -p $(@D)
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(CFLAGS) -MMD -MP -MF $@.d $< -o $@ $(filter %.o %.a,$^) $(LDFLAGS) -lcmocka $(SYS_LIBS)
 $(BUILD)/bench/%: bench/%.c $(BUILD)/libkeepstep_all.a
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
