@@ -186,18 +186,23 @@ static void transfers_end(struct etcd *e)
     }
 }
 
+static uint64_t soonest(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
 static void *service(void *arg)
 {
     struct etcd *e = arg;
     int running;
     while (inbox_take(e)) {
-        while (e->first && !e->request_runs)
-            request_next(e);
-        uint64_t due = etcd_leases_run(e), watch_due = etcd_watch_run(e), probe_due = probe_run(e);
-        due = due < watch_due ? due : watch_due;
-        due = due < probe_due ? due : probe_due;
         curl_multi_perform(e->multi, &running);
         transfers_end(e);
+        while (e->first && !e->request_runs)
+            request_next(e);
+        uint64_t due = etcd_watch_run(e);      /* first: when it fails, the store is probed sooner */
+        due = soonest(due, etcd_leases_run(e));
+        due = soonest(due, probe_run(e));
         if (e->first && !e->request_runs)
             continue;
         uint64_t now = clock_now_us(), ms = due > now ? (due - now) / 1000 + 1 : 0;
