@@ -84,10 +84,11 @@ static cJSON *loop_member_json(const struct shard_member_stats *m)
     return o;
 }
 
-static cJSON *loop_json(const struct loop_stats *s)
+static cJSON *loop_json(const struct host *h, const struct loop_stats *s)
 {
     const struct shard_stats *t = &s->shard;
     cJSON *o = cJSON_CreateObject();
+    uint64_t since = t->progress_us > h->started_us ? t->progress_us : h->started_us;
     const struct { const char *key; double value; } field[] = {
         {"tensors", t->tensors}, {"chunks", t->chunks}, {"primaries", t->primaries},
         {"complete", (double)t->complete_min}, {"clock", (double)t->clock_min}, {"pushes", (double)t->pushes},
@@ -95,7 +96,7 @@ static cJSON *loop_json(const struct loop_stats *s)
         {"acked", (double)t->acked}, {"duplicates", (double)t->duplicates}, {"reopened", (double)t->reopened},
         {"persists", (double)t->persists}, {"bytes_in", (double)t->bytes_in}, {"bytes_out", (double)t->bytes_out},
         {"memory_used", (double)s->pool_used}, {"memory_held", (double)s->pool_held},
-        {"waiting_step", (double)s->waiting_step},
+        {"waiting_step", (double)s->waiting_step}, {"quiet_s", (double)(clock_now_us() - since) / 1e6},
     };
     for (size_t i = 0; i < sizeof field / sizeof field[0]; i++)
         cJSON_AddNumberToObject(o, field[i].key, field[i].value);
@@ -137,7 +138,7 @@ static char *status_json(struct host *h, const struct asking *a)
     cJSON *loops = cJSON_AddArrayToObject(root, "loops");
     for (uint32_t i = 0; i < h->nloops; i++)
         if (a->loop[i])
-            cJSON_AddItemToArray(loops, loop_json(a->loop[i]));
+            cJSON_AddItemToArray(loops, loop_json(h, a->loop[i]));
     char *out = cJSON_PrintUnformatted(root), *copy = mem_strdup(out ? out : "{}");
     cJSON_free(out);
     cJSON_Delete(root);

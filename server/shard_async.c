@@ -266,8 +266,10 @@ void async_recompute(struct shard_core *c, struct shard *s)
     int64_t low = lowest_clock(c, s, &known);
     if (low > s->w_cap)
         low = s->w_cap;
-    if ((known || MUTANT(22)) && low != INT64_MAX && low != STEP_NONE && (low > s->w || MUTANT(23)))
+    if ((known || MUTANT(22)) && low != INT64_MAX && low != STEP_NONE && (low > s->w || MUTANT(23))) {
         s->w = low;
+        c->stats.progress_us = c->now_us;
+    }
     w_hold(c, s);
     for (uint32_t i = 0; i < s->nchunks; i++)
         if (s->chunk[i]->npull)

@@ -109,6 +109,7 @@ struct shard_stats {
     uint32_t tensors, chunks, primaries;
     int64_t complete_min, complete_max, clock_min;   /* over primaries; clock: SSP/async W */
     uint64_t value_bytes, state_bytes;
+    uint64_t progress_us;            /* when a step was completed, or the lowest clock rose, for the last time; 0: never */
     uint64_t staleness[64];          /* async/SSP: applied pushes by (max clock - stamp), last bucket: more */
 };
 void shard_core_stats(const struct shard_core *c, struct shard_stats *ret);

@@ -180,6 +180,7 @@ void sync_complete(struct shard_core *c, struct shard *s, int64_t step)
         s->clock[m] = s->clock[m] > step + 1 ? s->clock[m] : step + 1;
     }
     c->stats.steps_completed++;
+    c->stats.progress_us = c->now_us;
     ARRAY_ROOM(c->completed, c->ncompleted, c->ccompleted);
     c->completed[c->ncompleted].step = step;
     c->completed[c->ncompleted++].shard = (uint16_t)s->no;
