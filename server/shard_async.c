@@ -170,6 +170,17 @@ void pulls_drop_member(struct chunk *ch, uint64_t member)
     ch->npull = n;
 }
 
+/* Is there a step from `step` on whose pulls wait for W? */
+static bool bound_ahead(const struct shard_core *c, int64_t step)
+{
+    for (uint32_t i = 0; i < c->view->nmodes; i++) {
+        bool over = i + 1 < c->view->nmodes && c->view->mode[i + 1].from <= step;
+        if (c->view->mode[i].kind == MODE_SSP && !over)
+            return true;
+    }
+    return false;
+}
+
 /* Writes W to the holders when a parked pull needs more than they have. */
 static void w_hold(struct shard_core *c, struct shard *s)
 {
@@ -177,7 +188,7 @@ static void w_hold(struct shard_core *c, struct shard *s)
         s->w_held = s->w;
         return;
     }
-    if (shard_mode(c, s->w).kind == MODE_ASYNC && !s->wants_transition) {
+    if (shard_mode(c, s->w).kind == MODE_ASYNC && !s->wants_transition && !bound_ahead(c, s->w)) {
         /* Nothing waits for W without a bound; after a restart an older one does as well. */
         s->w_held = s->w;
         return;
@@ -219,13 +230,23 @@ void async_pull(struct shard_core *c, struct chunk *ch, uint32_t slot, const str
 
 /* ---- clocks ---- */
 
-/* Entering synchronous step K: once everybody has ended K - 1 and all of it is held, K - 1 is complete. */
+static int64_t mode_begins(const struct shard_core *c, int64_t step)
+{
+    int64_t from = 0;
+    for (uint32_t i = 0; i < c->view->nmodes && c->view->mode[i].from <= step; i++)
+        from = c->view->mode[i].from;
+    return from;
+}
+
+/* Entering synchronous step K: once everybody has ended K - 1 and all of it is held, K - 1 is complete. W may be beyond
+ * K: when everybody left and the next member joins later. */
 static void transition_try(struct shard_core *c, struct shard *s)
 {
     s->wants_transition = false;
     if (s->w <= s->complete + 1 || shard_mode(c, s->w).kind != MODE_SYNC || s->marking || s->w > s->w_cap)
         return;
-    if (shard_mode(c, s->w - 1).kind == MODE_SYNC)
+    int64_t sealed = mode_begins(c, s->w) - 1;
+    if (s->complete >= sealed)
         return;
     s->wants_transition = true;
     if (s->async_pending || s->w_held < s->w)
@@ -233,9 +254,10 @@ static void transition_try(struct shard_core *c, struct shard *s)
     s->wants_transition = false;
     s->ncset = 0;
     sync_facts_clear(s);
-    sync_complete(c, s, s->w - 1);
+    sync_complete(c, s, sealed);
     if (c->cfg.durable)
         persist_shard(c, s);
+    sync_try_shard(c, s);
 }
 
 static int64_t lowest_clock(const struct shard_core *c, const struct shard *s, bool *ret_known)

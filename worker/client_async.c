@@ -175,7 +175,7 @@ static void push_again(struct client_core *c, const struct client_op *op, const 
 /* Pushes before the clock: the clock says that everything older was sent. */
 void client_async_resend(struct client_core *c, struct client_loop *l, bool tenured_only)
 {
-    bool early = MUTANT(34) && tenured_only;
+    bool early = MUTANT(34);
     if (!l->up)
         return;
     if (early && clock_counts(c))

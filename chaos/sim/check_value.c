@@ -115,6 +115,7 @@ static int64_t get(const uint8_t *bytes, uint32_t e)
 
 static bool counts_read(const struct world *w, const uint8_t *bytes, uint32_t tensor, uint32_t *ret_counts)
 {
+    memset(ret_counts, 0, SIM_MEMBERS_MAX * sizeof *ret_counts);
     for (uint32_t m = 0; m < SIM_MEMBERS_MAX; m++) {
         uint64_t v = (uint64_t)get(bytes, 1 + m / COUNTERS);
         ret_counts[m] = (uint32_t)(v >> (m % COUNTERS * COUNTER_BITS)) & ((1u << COUNTER_BITS) - 1);

@@ -40,7 +40,7 @@ static void draw_times(struct sim_config *c, struct rng *r)
     c->report_ms = between(r, 60, 300);
     c->faults_from = rng_chance(r, 250) ? 1 * SIM_MS : between(r, 50, 300) * SIM_MS;
     c->faults_span = rng_chance(r, 300) ? 60 * SIM_MS : between(r, 200, 1200) * SIM_MS;
-    c->nfaults = rng_chance(r, 50) ? 0 : between(r, 1, 12);
+    c->nfaults = rng_chance(r, 50) ? 0 : between(r, 1, 16);
 }
 
 static void tensor_draw(struct sim_config *c, struct rng *r, uint32_t i)

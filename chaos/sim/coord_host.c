@@ -7,7 +7,7 @@
 #include "base/keepstep_err.h"
 #include "base/mem.h"
 
-enum { REQUEST_TIMEOUT_MS = 120, LATE_MS = 200 };
+enum { REQUEST_TIMEOUT_MS = 120, LATE_MS = 400 };
 
 struct store_request {
     struct coord_request request;
@@ -217,6 +217,16 @@ static bool losing(struct world *w, const struct store_request *s)
     return !w->calm && !w->opt.quiet_net && rng_chance(&w->rng, 15);
 }
 
+/* The client gives up on it, and it is done after that. */
+static bool late(struct world *w, const struct store_request *s, bool harsh)
+{
+    if (w->delay_next_cas && writes_view(&s->request) && !s->answered) {
+        w->delay_next_cas = false;
+        return true;
+    }
+    return harsh && s->request.kind == COORD_TXN && rng_chance(&w->rng, 15);
+}
+
 void store_request_arrived(struct world *w, void *arg, uint64_t n)
 {
     (void)n;
@@ -229,7 +239,7 @@ void store_request_arrived(struct world *w, void *arg, uint64_t n)
     } else if (harsh && rng_chance(&w->rng, 10)) {
         w->stats.cas_request_lost += writes_view(&s->request);
         answer(w, s, s->request.kind == COORD_RANGE ? KS_EUNAVAIL : KS_EUNKNOWN, REQUEST_TIMEOUT_MS * SIM_MS);
-    } else if (harsh && s->request.kind == COORD_TXN && rng_chance(&w->rng, 15)) {
+    } else if (late(w, s, harsh)) {
         answer(w, s, KS_EUNKNOWN, REQUEST_TIMEOUT_MS * SIM_MS);
         s->answered = true;
         world_at(w, w->now + rng_below(&w->rng, LATE_MS * SIM_MS), NULL, store_request_arrived, s, 0);

@@ -8,7 +8,8 @@
 static const char *const names[FAULT_KINDS] = {
     "kill server", "pause server", "kill member", "pause member", "break connection", "new member", "member leaves",
     "member suspected", "server suspected", "partition", "store outage", "cut from store", "watch lost", "change of mode",
-    "slow disks", "kill leader", "pause leader", "lose answer of the next view",
+    "slow disks", "kill leader", "pause leader", "lose answer of the next view", "next view is written late",
+    "connection stalls", "leader's connections stall",
 };
 
 const char *fault_name(enum fault_kind k)
@@ -19,7 +20,7 @@ const char *fault_name(enum fault_kind k)
 static bool needs_durability(enum fault_kind k)
 {
     return k == FAULT_KILL_SERVER || k == FAULT_PAUSE_SERVER || k == FAULT_SUSPECT_SERVER || k == FAULT_KILL_LEADER ||
-           k == FAULT_PAUSE_LEADER || k == FAULT_STORE_CUT;
+           k == FAULT_PAUSE_LEADER || k == FAULT_STORE_CUT || k == FAULT_STALL_LEADER;
 }
 
 static enum fault_kind kind_draw(const struct world *w, struct rng *r)
@@ -29,6 +30,7 @@ static enum fault_kind kind_draw(const struct world *w, struct rng *r)
         [FAULT_BREAK] = 10, [FAULT_JOIN] = 12, [FAULT_LEAVE] = 7, [FAULT_SUSPECT_MEMBER] = 5, [FAULT_SUSPECT_SERVER] = 2,
         [FAULT_PARTITION] = 8, [FAULT_OUTAGE] = 3, [FAULT_STORE_CUT] = 4, [FAULT_RESYNC] = 2, [FAULT_MODE] = 0,
         [FAULT_SLOW_DISK] = 3, [FAULT_KILL_LEADER] = 5, [FAULT_PAUSE_LEADER] = 4, [FAULT_LOSE_CAS_ANSWER] = 3,
+        [FAULT_LATE_CAS] = 3, [FAULT_STALL] = 8, [FAULT_STALL_LEADER] = 4,
     };
     uint32_t total = w->cfg.mode_changes ? 25 : 0;
     for (int k = 0; k < FAULT_KINDS; k++)
@@ -45,7 +47,8 @@ static enum fault_kind kind_draw(const struct world *w, struct rng *r)
 
 static enum fault_trigger trigger_draw(enum fault_kind k, struct rng *r)
 {
-    bool lasting = k == FAULT_JOIN || k == FAULT_OUTAGE || k == FAULT_SLOW_DISK || k == FAULT_LOSE_CAS_ANSWER;
+    bool lasting = k == FAULT_JOIN || k == FAULT_OUTAGE || k == FAULT_SLOW_DISK || k == FAULT_LOSE_CAS_ANSWER ||
+                   k == FAULT_LATE_CAS;
     if (lasting || rng_chance(r, 550))
         return TRIGGER_TIME;
     return (enum fault_trigger)(1 + rng_below(r, TRIGGERS - 1));
@@ -111,13 +114,42 @@ static void kill_member(struct world *w, struct rng *r)
         member_start(w);
 }
 
-static void break_link(struct world *w, struct rng *r)
+static struct link *pick_link(const struct world *w, struct rng *r)
 {
     struct link *found = NULL;
     uint32_t n = 0;
     for (struct link *l = w->links; l; l = l->next)
         if (!l->gone && !l->broken && (w->cfg.durable || l->connector->kind == PROC_MEMBER) && rng_below(r, ++n) == 0)
             found = l;
+    return found;
+}
+
+static uint64_t stall_end(const struct world *w, struct rng *r)
+{
+    return w->now + 5 * SIM_MS + rng_below(r, rng_chance(r, 500) ? 50 * SIM_MS : 600 * SIM_MS);
+}
+
+static void stall_link(struct world *w, struct rng *r)
+{
+    struct link *l = pick_link(w, r);
+    bool to_connector = rng_chance(r, 600);
+    if (l)
+        link_stall(w, l, to_connector, stall_end(w, r));
+}
+
+/* It still reaches the store: what it decides is written, and what it said arrives late. */
+static void stall_leader(struct world *w, struct rng *r, struct proc *p)
+{
+    for (uint32_t i = 0; p && i < p->nlinks; i++)
+        if (p->links[i]->control && rng_chance(r, 700))
+            link_stall(w, p->links[i], p == p->links[i]->listener, stall_end(w, r));
+    if (p && rng_chance(r, 400))
+        proc_pause(w, p, SIM_MS + rng_below(r, 700 * SIM_MS));
+}
+
+static void break_link(struct world *w, struct rng *r)
+{
+    struct link *found = pick_link(w, r);
     if (!found)
         return;
     w->stats.breaks++;
@@ -221,6 +253,9 @@ static void strike(struct world *w, struct fault *f)
     case FAULT_KILL_LEADER: kill_server(w, leader(w)); break;
     case FAULT_PAUSE_LEADER: pause(w, r, leader(w)); break;
     case FAULT_LOSE_CAS_ANSWER: w->lose_next_cas_answer = true; break;
+    case FAULT_LATE_CAS: w->delay_next_cas = true; break;
+    case FAULT_STALL: stall_link(w, r); break;
+    case FAULT_STALL_LEADER: stall_leader(w, r, leader(w)); break;
     case FAULT_KINDS: break;
     }
 }

@@ -310,9 +310,24 @@ void link_send(struct world *w, struct link *l, struct proc *from, struct msg *m
     uint64_t until, delay = net_delay(w);
     if (net_blocked(w, from, p->to, &until))
         delay += until - w->now;
+    until = from == l->connector ? l->stalled_to_listener : l->stalled_to_connector;
+    if (until > w->now)
+        delay += until - w->now;
     m->from = from->id;
     w->stats.frames++;
     pipe_push(w, p, m, delay);
+}
+
+/* What is sent from now on, one way, waits; the connection stays open (a switch's queue, a slow receiver). */
+void link_stall(struct world *w, struct link *l, bool to_connector, uint64_t until)
+{
+    world_note(w, "%s -> %s (%s) stalls until %.1f ms", (to_connector ? l->listener : l->connector)->name,
+               (to_connector ? l->connector : l->listener)->name, l->control ? "control" : "data", (double)until / 1e3);
+    if (to_connector)
+        l->stalled_to_connector = until;
+    else
+        l->stalled_to_listener = until;
+    w->stats.stalls++;
 }
 
 static uint32_t pipe_length(const struct pipe *p)

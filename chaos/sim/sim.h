@@ -52,7 +52,7 @@ struct op;
     X(store_cuts) X(leases_lost) X(cas_applied) X(cas_refused) X(cas_answer_lost) X(cas_request_lost) X(cas_late)     \
     X(resyncs) X(commits) X(batches_lost) X(batches_kept) X(reopened) X(parked_abandoned) X(half_frames)              \
     X(steps_finished) X(values_checked) X(pushes_acked) X(joined_under_fault) X(refused) X(closed_by_core)            \
-    X(docs_coded) X(late_pushes) X(heirs) X(elections)
+    X(docs_coded) X(stalls) X(heirs) X(elections)
 
 struct sim_stats {
 #define SIM_X(name) uint64_t name;
@@ -119,6 +119,7 @@ struct link {
     uint32_t loop;
     bool wanted, broken, gone;
     bool connector_up, listener_up;
+    uint64_t stalled_to_connector, stalled_to_listener;   /* nothing arrives before; no end notices */
     struct pipe to_connector, to_listener;
 };
 struct link *link_want(struct world *w, struct proc *connector, struct proc *listener, bool control, uint32_t loop);
@@ -126,6 +127,7 @@ struct link *link_find(struct proc *p, uint64_t peer, bool control, uint32_t loo
 /* Takes m. Dropped when there is no connection. */
 void link_send(struct world *w, struct link *l, struct proc *from, struct msg *m);
 void link_break(struct world *w, struct link *l);
+void link_stall(struct world *w, struct link *l, bool to_connector, uint64_t until);
 void link_close(struct world *w, struct link *l, struct proc *by);   /* what was sent before still arrives */
 void links_close_between(struct world *w, struct proc *by, uint64_t peer);
 void links_kill(struct world *w, struct proc *p);
@@ -281,7 +283,8 @@ struct lease {
 enum fault_kind {
     FAULT_KILL_SERVER, FAULT_PAUSE_SERVER, FAULT_KILL_MEMBER, FAULT_PAUSE_MEMBER, FAULT_BREAK, FAULT_JOIN, FAULT_LEAVE,
     FAULT_SUSPECT_MEMBER, FAULT_SUSPECT_SERVER, FAULT_PARTITION, FAULT_OUTAGE, FAULT_STORE_CUT, FAULT_RESYNC,
-    FAULT_MODE, FAULT_SLOW_DISK, FAULT_KILL_LEADER, FAULT_PAUSE_LEADER, FAULT_LOSE_CAS_ANSWER, FAULT_KINDS
+    FAULT_MODE, FAULT_SLOW_DISK, FAULT_KILL_LEADER, FAULT_PAUSE_LEADER, FAULT_LOSE_CAS_ANSWER, FAULT_LATE_CAS, FAULT_STALL, FAULT_STALL_LEADER,
+    FAULT_KINDS
 };
 enum fault_trigger { TRIGGER_TIME, TRIGGER_CAS, TRIGGER_PREPARE, TRIGGER_COMMIT, TRIGGER_RESULT, TRIGGER_COMPLETE,
                      TRIGGERS };
@@ -317,7 +320,7 @@ struct world {
     uint32_t nleases;
     struct view *view;             /* newest committed */
     uint64_t leader;               /* id, from "leader" */
-    bool lose_next_cas_answer;
+    bool lose_next_cas_answer, delay_next_cas;
     /* faults */
     struct fault fault[SIM_FAULTS_MAX];
     uint32_t nfaults;

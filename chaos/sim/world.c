@@ -266,6 +266,9 @@ void world_calm(struct world *w)
     w->calm_at = w->now;
     w->npartitions = 0;
     w->store_down_until = w->disk_slow_until = w->now;
+    w->delay_next_cas = w->lose_next_cas_answer = false;
+    for (struct link *l = w->links; l; l = l->next)
+        l->stalled_to_connector = l->stalled_to_listener = 0;
     for (uint32_t i = 0; i < w->nprocs; i++) {
         struct proc *p = w->proc[i];
         if (!p->alive || p->kind == PROC_STORE)
