@@ -14,11 +14,11 @@ enum { AUTH_AGAIN_MS = 1000, GRPC_INVALID = 3, GRPC_NOT_FOUND = 5, GRPC_DENIED =
 
 /* What became of one try. */
 enum outcome {
-    OUTCOME_DONE = 1,        /* a reply with HTTP 200 */
-    OUTCOME_REFUSED,         /* the store will not do it, here or elsewhere */
-    OUTCOME_TOKEN,           /* it wants a (new) token: not done */
-    OUTCOME_NOT_DONE,        /* certainly not done; another endpoint might */
-    OUTCOME_MAYBE,           /* the connection or the member failed with the request in its hands */
+    OUTCOME_DONE = 1, /* a reply with HTTP 200 */
+    OUTCOME_REFUSED,  /* the store will not do it, here or elsewhere */
+    OUTCOME_TOKEN,    /* it wants a (new) token: not done */
+    OUTCOME_NOT_DONE, /* certainly not done; another endpoint might */
+    OUTCOME_MAYBE,    /* the connection or the member failed with the request in its hands */
 };
 
 static void call_free(struct etcd *e, struct etcd_call *c)
@@ -262,10 +262,10 @@ static void call_refused(struct etcd *e, struct etcd_call *c, const struct etcd_
         return;
     }
     bool revoked = c->kind == CALL_REQUEST && c->request->kind == COORD_LEASE_REVOKE && c->maybe_done;
-    int status = error->code == GRPC_NOT_FOUND ? revoked ? 0 : KS_ENOENT
-                 : error->code == GRPC_INVALID ? KS_EINVAL
+    int status = error->code == GRPC_NOT_FOUND                                       ? revoked ? 0 : KS_ENOENT
+                 : error->code == GRPC_INVALID                                       ? KS_EINVAL
                  : error->code == GRPC_DENIED || error->code == GRPC_UNAUTHENTICATED ? KS_EAUTH
-                                                                                      : KS_EUNAVAIL;
+                                                                                     : KS_EUNAVAIL;
     if (strstr(error->text, "user name is empty") || strstr(error->text, "authentication failed"))
         status = KS_EAUTH;
     call_fail(e, c, status, status ? error->text : "");

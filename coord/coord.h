@@ -4,7 +4,8 @@
  *
  * Asynchronous: submit a request, later take its event. Every event is taken with coord_next by the
  * owner's thread; `wake` (from any thread) says that there is one. Requests have deadlines of their
- * own: an answer always comes. No call blocks for longer than a local file lock.
+ * own: an answer always comes. The requests of one handle are done one by one, in their order. No call
+ * blocks for longer than a local file lock.
  *
  * All keys live under the job's prefix ("/keepstep/JOB/" in etcd); callers see them without it. */
 #ifndef COORD_COORD_H
@@ -50,7 +51,7 @@ struct coord_request {
 enum coord_event_kind {
     COORD_ANSWER = 1,      /* to a request */
     COORD_CHANGE,          /* a watched key: kv (value NULL: deleted), revision */
-    COORD_RESYNC,          /* the watch lost its place: range again */
+    COORD_RESYNC,          /* the watch is over (its history is gone, its revision not there): range, watch again */
     COORD_LEASE_LOST,      /* a lease of ours ended without our asking */
     COORD_REACHABLE,       /* status: 0 the store answers again, KS_EUNAVAIL it stopped answering (text) */
 };
@@ -78,7 +79,8 @@ struct coord_ops {
     /* true and *ret filled (for coord_event_done), or false: nothing now. */
     bool (*next)(struct coord *c, struct coord_event *ret);
     /* Frees. Leases that were granted are kept alive until then by the implementation itself, at a third
-     * of their time to live; close does not revoke them (a dead process would not either). */
+     * of their time to live; close does not revoke them (a dead process would not either): local stores end them
+     * at once, etcd when their time is over. Requests that were not answered may or may not be done. */
     void (*close)(struct coord *c);
 };
 struct coord {

@@ -200,7 +200,7 @@ static void *service(void *arg)
         transfers_end(e);
         while (e->first && !e->request_runs)
             request_next(e);
-        uint64_t due = etcd_watch_run(e);      /* first: when it fails, the store is probed sooner */
+        uint64_t due = etcd_watch_run(e); /* first: when it fails, the store is probed sooner */
         due = soonest(due, etcd_leases_run(e));
         due = soonest(due, probe_run(e));
         if (e->first && !e->request_runs)

@@ -139,8 +139,7 @@ void coord_event_add(struct coord_event *e, const char *key, const void *value, 
     if (full)
         e->kv = mem_resize(e->kv, (e->nkv ? 2 * (size_t)e->nkv : 1) * sizeof *e->kv);
     struct coord_kv *kv = &e->kv[e->nkv++];
-    *kv = (struct coord_kv){
-        .key = mem_strdup(key), .create_revision = create_revision, .mod_revision = mod_revision};
+    *kv = (struct coord_kv){.key = mem_strdup(key), .create_revision = create_revision, .mod_revision = mod_revision};
     if (!value)
         return;
     kv->value = mem_alloc(value_size + 1);

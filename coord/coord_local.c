@@ -17,11 +17,11 @@
 
 enum {
     TIMEOUT_MS = 2000,
-    LOCK_RETRY_US = 200,          /* while a request waits for the writer lock */
-    LOCK_PROBE_US = 50 * 1000,    /* while nobody gets it */
-    POLL_US = 50 * 1000,          /* without inotify */
-    SWEEP_AGAIN_US = 2000,        /* a dying process's lock outlives the event of its close by a moment: */
-    SWEEP_AGAIN = 5,              /* look again after 2, 8, 32, 128 and 512 ms */
+    LOCK_RETRY_US = 200,       /* while a request waits for the writer lock */
+    LOCK_PROBE_US = 50 * 1000, /* while nobody gets it */
+    POLL_US = 50 * 1000,       /* without inotify */
+    SWEEP_AGAIN_US = 2000,     /* a dying process's lock outlives the event of its close by a moment: */
+    SWEEP_AGAIN = 5,           /* look again after 2, 8, 32, 128 and 512 ms */
 };
 
 struct own_lease {
@@ -62,7 +62,7 @@ struct local {
     struct own_lease *lease;
     size_t nleases, lease_cap;
     int64_t lease_changes;
-    uint64_t sweep_us;            /* when to look at everybody's leases */
+    uint64_t sweep_us; /* when to look at everybody's leases */
     unsigned sweep_again;
     bool unreachable;
     uint64_t probe_us;
@@ -520,7 +520,8 @@ int coord_local_open(const struct coord_config *c, const char *dir, struct coord
     l->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     leftovers_clean(l);
     if (l->event_fd < 0 || coord_thread_start(&l->thread, service, l)) {
-        snprintf(err, COORD_ERR_TEXT, "local store %.120s: no thread or descriptor to be had: %s", dir, strerror(errno));
+        snprintf(err, COORD_ERR_TEXT, "local store %.120s: no thread or descriptor to be had: %s", dir,
+                 strerror(errno));
         status = KS_EIO;
         goto free_handle;
     }

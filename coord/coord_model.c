@@ -11,15 +11,15 @@ struct model_kv {
     int64_t create_revision, mod_revision, lease;
 };
 struct model_change {
-    char *key, *value;       /* value NULL: deleted */
+    char *key, *value; /* value NULL: deleted */
     int64_t create_revision, revision;
 };
 struct coord_model {
-    int64_t revision;        /* 1 when empty, as in etcd */
+    int64_t revision; /* 1 when empty, as in etcd */
     int64_t last_lease;
-    struct model_kv *kv;     /* ascending keys */
+    struct model_kv *kv; /* ascending keys */
     size_t nkv, kv_cap;
-    int64_t *lease;          /* alive, ascending */
+    int64_t *lease; /* alive, ascending */
     size_t nleases, lease_cap;
     struct model_change *change;
     size_t nchanges, change_cap;
@@ -31,8 +31,8 @@ struct model_client {
     struct coord_queue queue;
     char prefix[COORD_KEY_MAX];
     bool watching;
-    size_t watched;          /* changes that the watch is past */
-    int64_t *lease;          /* ours, alive */
+    size_t watched; /* changes that the watch is past */
+    int64_t *lease; /* ours, alive */
     size_t nleases, lease_cap;
     struct model_client *next;
 };

@@ -105,7 +105,7 @@ struct etcd {
 /* ---- coord_etcd.c ---- */
 void etcd_text_add(struct etcd_text *t, const char *data, size_t size);
 void etcd_text_done(struct etcd_text *t);
-/* What every transfer has in common: endpoint, TLS, no proxy, headers. *ret_headers is freed by the caller after easy. */
+/* What all transfers have in common: endpoint, TLS, no proxy, headers. The caller frees *ret_headers after easy. */
 CURL *etcd_easy(struct etcd *e, unsigned endpoint, const char *path, const char *body, char *error,
                 struct curl_slist **ret_headers);
 void etcd_answered(struct etcd *e);

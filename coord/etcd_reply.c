@@ -270,8 +270,8 @@ static int watch_result_read(const cJSON *result, const char *prefix, struct etc
     const cJSON *events = cJSON_GetObjectItemCaseSensitive(result, "events"), *event;
     const cJSON *reason = cJSON_GetObjectItemCaseSensitive(result, "cancel_reason");
     if (!cJSON_IsObject(result) || get_revision(result, &ret->revision) || get_bool(result, "created", &ret->created) ||
-        get_bool(result, "canceled", &ret->canceled) ||
-        get_int64(result, "compact_revision", &ret->compact_revision) || (events && !cJSON_IsArray(events)))
+        get_bool(result, "canceled", &ret->canceled) || get_int64(result, "compact_revision", &ret->compact_revision) ||
+        (events && !cJSON_IsArray(events)))
         return KS_EPROTO;
     if (ret->canceled)
         text_copy(ret->error.text, cJSON_IsString(reason) ? reason->valuestring : "canceled",

@@ -97,8 +97,8 @@ static int databases_open(struct local_store *s, bool make)
 static int open_failed(const char *dir, int rc, char *err)
 {
     if (rc == MDB_INCOMPATIBLE || rc == MDB_VERSION_MISMATCH) {
-        snprintf(err, COORD_ERR_TEXT, "local store %.150s: made by another version; remove it or give another directory",
-                 dir);
+        snprintf(err, COORD_ERR_TEXT,
+                 "local store %.150s: made by another version; remove it or give another directory", dir);
         return KS_EVERSION;
     }
     snprintf(err, COORD_ERR_TEXT, "local store %.150s: %s", dir, mdb_strerror(rc));

@@ -58,7 +58,7 @@ static int log_trim(struct write *w)
         return rc;
     while (!(rc = mdb_cursor_get(cursor, &key, &value, MDB_FIRST))) {
         int64_t oldest = (int64_t)local_get_be64(key.mv_data);
-        bool cut = oldest == w->meta.compacted;    /* the rest of a revision that is partly gone */
+        bool cut = oldest == w->meta.compacted; /* the rest of a revision that is partly gone */
         bool many = w->meta.revision - w->meta.compacted > LOG_REVISIONS || w->meta.log_bytes > LOG_BYTES;
         if (!cut && (!many || oldest == w->meta.revision))
             break;

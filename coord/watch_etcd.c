@@ -221,7 +221,9 @@ void etcd_watch_ended(struct etcd *e, CURLcode result)
     if (http == 401)
         etcd_token_drop(e);
     snprintf(text, sizeof text, "etcd %.80s: watch: %.140s", e->endpoint[endpoint],
-             w->curl_error[0] ? w->curl_error : result ? curl_easy_strerror(result) : "the stream ended");
+             w->curl_error[0] ? w->curl_error
+             : result         ? curl_easy_strerror(result)
+                              : "the stream ended");
     log_info("coord_watch_ended", "store=etcd http=%ld cause=\"%s\"", http, text);
     pause_then_connect(e);
     if (before_send == 0)

@@ -26,7 +26,7 @@ struct rig {
     struct coord *coord;
     int wake_fd;
     uint64_t last_tag;
-    struct coord_event *kept;      /* taken while something else was awaited */
+    struct coord_event *kept; /* taken while something else was awaited */
     size_t nkept, kept_cap;
 };
 

@@ -18,15 +18,15 @@ struct world {
     struct coord_model *model;
     char url[512];
     char dir[64];
-    int hold_fd;                   /* local: the writer lock, during an outage */
+    int hold_fd; /* local: the writer lock, during an outage */
     struct etcd_member etcd;
 };
 struct backend {
     const char *name;
-    bool url;                      /* opened by an URL, so that other processes can open it */
-    uint32_t ttl_ms;               /* a short lease here */
-    uint32_t death_ms;             /* keys of a killed process are gone within */
-    const char *(*missing)(void);  /* why it cannot run here, or NULL */
+    bool url;                     /* opened by an URL, so that other processes can open it */
+    uint32_t ttl_ms;              /* a short lease here */
+    uint32_t death_ms;            /* keys of a killed process are gone within */
+    const char *(*missing)(void); /* why it cannot run here, or NULL */
     int (*start)(struct world *w);
     void (*stop)(struct world *w);
     void (*open)(struct world *w, struct rig *r, const char *job);
@@ -217,13 +217,33 @@ static inline int world_child(int argc, char **argv)
 }
 
 static const struct backend world_backend[] = {
-    {.name = "coord_model", .ttl_ms = 100, .start = model_start, .stop = model_stop, .open = model_open,
+    {.name = "coord_model",
+     .ttl_ms = 100,
+     .start = model_start,
+     .stop = model_stop,
+     .open = model_open,
      .abandon = model_abandon},
-    {.name = "coord_local", .url = true, .ttl_ms = 600, .death_ms = 400, .start = local_start, .stop = local_stop,
-     .open = url_open, .abandon = url_abandon, .compact = local_compact, .outage = local_outage},
-    {.name = "coord_etcd", .url = true, .ttl_ms = 2000, .death_ms = 5000, .missing = etcd_missing,
-     .start = etcd_world_start, .stop = etcd_world_stop, .open = url_open, .abandon = url_abandon,
-     .compact = etcd_compact, .outage = etcd_outage},
+    {.name = "coord_local",
+     .url = true,
+     .ttl_ms = 600,
+     .death_ms = 400,
+     .start = local_start,
+     .stop = local_stop,
+     .open = url_open,
+     .abandon = url_abandon,
+     .compact = local_compact,
+     .outage = local_outage},
+    {.name = "coord_etcd",
+     .url = true,
+     .ttl_ms = 2000,
+     .death_ms = 5000,
+     .missing = etcd_missing,
+     .start = etcd_world_start,
+     .stop = etcd_world_stop,
+     .open = url_open,
+     .abandon = url_abandon,
+     .compact = etcd_compact,
+     .outage = etcd_outage},
 };
 enum { WORLD_BACKENDS = sizeof world_backend / sizeof *world_backend };
 

@@ -24,8 +24,8 @@ struct etcd_member {
     pid_t pid;
     int client_port, peer_port;
     char name[16], dir[128];
-    char cluster[256];                /* --initial-cluster; empty: alone */
-    const char *cacert, *cert, *key;  /* not NULL: TLS, with client certificates */
+    char cluster[256];               /* --initial-cluster; empty: alone */
+    const char *cacert, *cert, *key; /* not NULL: TLS, with client certificates */
 };
 
 /* The directory of the PATH that holds etcd, or a reason to skip. */
@@ -114,15 +114,25 @@ static inline void etcd_exec(const struct etcd_member *m)
     snprintf(peer, sizeof peer, "http://127.0.0.1:%d", m->peer_port);
     snprintf(alone, sizeof alone, "%s=%s", m->name, peer);
     snprintf(log, sizeof log, "%s.log", m->dir);
-    const char *const flags[] = {
-        "--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer,
-        "--initial-advertise-peer-urls", peer, "--initial-cluster", m->cluster[0] ? m->cluster : alone,
-        "--heartbeat-interval", "30", "--election-timeout", "300"};
+    const char *const flags[] = {"--listen-client-urls",
+                                 client,
+                                 "--advertise-client-urls",
+                                 client,
+                                 "--listen-peer-urls",
+                                 peer,
+                                 "--initial-advertise-peer-urls",
+                                 peer,
+                                 "--initial-cluster",
+                                 m->cluster[0] ? m->cluster : alone,
+                                 "--heartbeat-interval",
+                                 "30",
+                                 "--election-timeout",
+                                 "300"};
     for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
         argv[n++] = flags[i];
     if (m->cacert) {
-        const char *const tls[] = {"--cert-file", m->cert, "--key-file", m->key, "--trusted-ca-file", m->cacert,
-                                   "--client-cert-auth"};
+        const char *const tls[] = {"--cert-file",       m->cert,   "--key-file",        m->key,
+                                   "--trusted-ca-file", m->cacert, "--client-cert-auth"};
         for (size_t i = 0; i < sizeof tls / sizeof *tls; i++)
             argv[n++] = tls[i];
     }

@@ -13,8 +13,8 @@
 enum { PROXY_PAIRS = 32 };
 enum proxy_mode {
     PROXY_PASS,
-    PROXY_LOSE_ANSWERS,     /* of transactions: they reach the server, then the connection is closed */
-    PROXY_NONSENSE,         /* to every request, which goes nowhere */
+    PROXY_LOSE_ANSWERS, /* of transactions: they reach the server, then the connection is closed */
+    PROXY_NONSENSE,     /* to every request, which goes nowhere */
 };
 
 struct proxy_pair {
@@ -24,7 +24,7 @@ struct proxy_pair {
 struct proxy {
     int listen_fd, port, server_port;
     atomic_int mode, lost;
-    atomic_bool cut, stop;      /* cut: close every connection, once */
+    atomic_bool cut, stop; /* cut: close every connection, once */
     struct proxy_pair pair[PROXY_PAIRS];
     int npairs;
     pthread_t thread;

@@ -453,7 +453,7 @@ struct random_run {
     int64_t oracle_lease[RANDOM_LEASES], real_lease[RANDOM_LEASES];
     int owner[RANDOM_LEASES];
     uint32_t nleases;
-    int64_t offset;              /* the store's revision less the oracle's */
+    int64_t offset; /* the store's revision less the oracle's */
     int64_t last_revision[RANDOM_KEYS];
     char value[COORD_OPS_MAX][32];
 };
@@ -617,8 +617,8 @@ int main(int argc, char **argv)
             printf("skipped: %s: %s\n", world.backend->name, world.backend->missing());
             continue;
         }
-        failed += _cmocka_run_group_tests(world.backend->name, tests, sizeof tests / sizeof *tests, group_start,
-                                          group_stop);
+        failed +=
+            _cmocka_run_group_tests(world.backend->name, tests, sizeof tests / sizeof *tests, group_start, group_stop);
     }
     return failed;
 }

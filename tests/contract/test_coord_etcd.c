@@ -30,8 +30,7 @@ static bool logged(const char *text)
 static void open_url(struct rig *r, const char *url, const char *job)
 {
     char err[COORD_ERR_TEXT];
-    struct coord_config c = {
-        .url = url, .job = job, .timeout_ms = WORLD_TIMEOUT_MS, .wake = rig_wake, .wake_arg = r};
+    struct coord_config c = {.url = url, .job = job, .timeout_ms = WORLD_TIMEOUT_MS, .wake = rig_wake, .wake_arg = r};
     rig_init(r);
     if (coord_open(&c, &r->coord, err))
         fail_msg("%s", err);
@@ -229,8 +228,8 @@ static void test_leader_is_killed(void **state)
         leader = is_leader(&m[i]) ? i : leader;
     assert_true(leader >= 0);
     /* The leader comes first, so that it is the one in use. */
-    snprintf(url, sizeof url, "etcd:http://127.0.0.1:%d,http://127.0.0.1:%d,http://127.0.0.1:%d",
-             m[leader].client_port, m[(leader + 1) % 3].client_port, m[(leader + 2) % 3].client_port);
+    snprintf(url, sizeof url, "etcd:http://127.0.0.1:%d,http://127.0.0.1:%d,http://127.0.0.1:%d", m[leader].client_port,
+             m[(leader + 1) % 3].client_port, m[(leader + 2) % 3].client_port);
     open_url(&r, url, "cluster");
     int64_t start = rig_put(&r, "leased", "1", rig_grant(&r, 2000));
     rig_watch(&r, "", start);
@@ -446,10 +445,14 @@ int main(void)
 {
     static const struct CMUnitTest without[] = {cmocka_unit_test(test_bad_configuration)};
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_killed_and_restarted), cmocka_unit_test(test_other_endpoint),
-        cmocka_unit_test(test_lost_answers),         cmocka_unit_test(test_watch_is_cut),
-        cmocka_unit_test(test_nonsense),             cmocka_unit_test(test_leader_is_killed),
-        cmocka_unit_test(test_passwords),            cmocka_unit_test(test_tls),
+        cmocka_unit_test(test_killed_and_restarted),
+        cmocka_unit_test(test_other_endpoint),
+        cmocka_unit_test(test_lost_answers),
+        cmocka_unit_test(test_watch_is_cut),
+        cmocka_unit_test(test_nonsense),
+        cmocka_unit_test(test_leader_is_killed),
+        cmocka_unit_test(test_passwords),
+        cmocka_unit_test(test_tls),
     };
     log_sink_set(log_keep, NULL);
     log_level_set(LOG_DEBUG);
