@@ -147,6 +147,7 @@ struct client_core {
     enum mode_kind mode; /* of `step` */
     uint32_t setver;     /* epoch that last changed set(step) */
     uint32_t ncomplete;
+    bool lacks; /* some loop does */
     uint64_t phase_us;
 
     struct client_list queue, pushes, apushes, pulls, inits;

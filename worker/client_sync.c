@@ -293,7 +293,7 @@ static void complete_count(struct client_core *c, struct client_shard *sh)
     if (sh->want) {
         sh->complete = false;
         if (sh->serve)
-            sh->serve->lacks = true;
+            sh->serve->lacks = c->lacks = true;
         return;
     }
     sh->counted = true;
@@ -320,7 +320,7 @@ void client_complete(struct client_core *c, const struct frame_header *h, const 
  * first, so that two who disagree do not keep each other busy. */
 void client_sync_lacking(struct client_core *c)
 {
-    for (uint32_t i = 0; i < c->nloops; i++) {
+    for (uint32_t i = 0; c->lacks && i < c->nloops; i++) {
         struct client_loop *l = c->loops[i];
         if (!l->lacks)
             continue;
@@ -332,6 +332,7 @@ void client_sync_lacking(struct client_core *c)
         l->retry |= l->again_sent;
         l->again_sent = true;
     }
+    c->lacks = false;
 }
 
 /* After a view: what is older than the newest change of the set is taken back, what came early counts now. */

@@ -1,12 +1,18 @@
 /* digits.c - trains a two-layer network on handwritten digits: 64 pixels, 32 tanh units, 10 classes.
  *
- *     digits --data digits.csv[.gz] [--steps 300] [--batch 32] [--seed 1] [--every 10] [--pause 0]
+ *     digits --data digits.csv[.gz] [--steps 300] [--batch 32] [--seed 1] [--every 10] [--pause 0] [--slot N --ledger FILE]
+ *     digits --data digits.csv[.gz] --audit 1
  *
- * The job's mode decides how: in sync mode a step pushes gradients and gets the parameters after it; in ssp and async mode
- * it pulls what is there, then pushes. The servers run AdamW. A fifth of the samples, the same for everybody, is held out.
- * One JSON object a line on stdout: every --every steps, and at the end with "final": 1. A member that was removed
- * pulls and goes on; SIGTERM finishes the step and leaves. */
+ * The job's mode decides how: in sync mode a step pushes gradients and gets the parameters after it; in ssp and async
+ * mode it pulls what is there, then pushes. The servers run AdamW. A fifth of the samples, the same for everybody, is
+ * held out. One JSON object a line on stdout: every --every steps, and at the end with "final": 1. A member that was
+ * removed pulls and goes on; SIGTERM finishes the step and leaves.
+ *
+ * --slot and --ledger count what the job's servers are trusted with: each step also adds one to this process's slot of
+ * some ledger tensors, and FILE, which outlives a kill, keeps how many were pushed and how many acknowledged. --audit
+ * prints the slots and the accuracy that the servers hold, and trains nothing. */
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -15,18 +21,20 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "keepstep.h"
 
-enum { PIXELS = 64, HIDDEN = 32, CLASSES = 10, PARTS = 4, SAMPLES_MAX = 20000, LINE_BYTES = 4096 };
+enum { PIXELS = 64, HIDDEN = 32, CLASSES = 10, PARTS = 4, SAMPLES_MAX = 20000, LINE_BYTES = 4096,
+       LEDGERS = 8, SLOTS = 64 };
 
 /* ---- options ---- */
 
 struct options {
-    const char *data;
-    long steps, batch, seed, every, pause_ms;
+    const char *data, *ledger;
+    long steps, batch, seed, every, pause_ms, slot, audit;
 };
 
 static bool option_number(const char *text, long *ret)
@@ -46,24 +54,26 @@ static int options_parse(int argc, char **argv, struct options *ret)
     const struct {
         const char *name;
         long *at;
-    } known[] = {{"--steps", &o.steps}, {"--batch", &o.batch}, {"--seed", &o.seed}, {"--every", &o.every},
-                 {"--pause", &o.pause_ms}};
+    } known[] = {{"--steps", &o.steps}, {"--batch", &o.batch},    {"--seed", &o.seed}, {"--every", &o.every},
+                 {"--slot", &o.slot},   {"--pause", &o.pause_ms}, {"--audit", &o.audit}};
     for (int i = 1; i < argc; i += 2) {
+        const char *value = i + 1 < argc ? argv[i + 1] : NULL;
         bool ok = false;
-        for (size_t k = 0; k < sizeof known / sizeof known[0] && i + 1 < argc; k++)
-            ok |= !strcmp(argv[i], known[k].name) && option_number(argv[i + 1], known[k].at);
-        if (!strcmp(argv[i], "--data") && i + 1 < argc) {
-            o.data = argv[i + 1];
-            ok = true;
-        }
-        if (!ok) {
-            fprintf(stderr, "digits: bad argument '%s' (known: --data FILE, --steps, --batch, --seed, --every, --pause MS)\n",
+        for (size_t k = 0; k < sizeof known / sizeof known[0] && value; k++)
+            ok |= !strcmp(argv[i], known[k].name) && option_number(value, known[k].at);
+        const char **text = !strcmp(argv[i], "--data") ? &o.data : !strcmp(argv[i], "--ledger") ? &o.ledger : NULL;
+        if (text && value)
+            *text = value;
+        if (!ok && !(text && value)) {
+            fprintf(stderr,
+                    "digits: bad argument '%s' (known: --data FILE, --steps, --batch, --seed, --every, --pause MS, "
+                    "--slot, --ledger FILE, --audit)\n",
                     argv[i]);
             return -1;
         }
     }
-    if (!o.data || !o.batch || !o.every) {
-        fprintf(stderr, "digits: give --data FILE; --batch and --every are at least 1\n");
+    if (!o.data || !o.batch || !o.every || o.slot >= SLOTS) {
+        fprintf(stderr, "digits: give --data FILE; --batch and --every are at least 1, --slot is at most %d\n", SLOTS - 1);
         return -1;
     }
     *ret = o;
@@ -80,7 +90,7 @@ static uint64_t random_next(uint64_t *state)
     return x ^ (x >> 31);
 }
 
-static float random_unit(uint64_t *state)    /* [-1, 1) */
+static float random_unit(uint64_t *state) /* [-1, 1) */
 {
     return (float)(random_next(state) >> 40) / (float)(1 << 23) - 1;
 }
@@ -93,7 +103,7 @@ struct sample {
 };
 struct data {
     struct sample *sample;
-    size_t n, train;    /* the first `train` are for training */
+    size_t n, train; /* the first `train` are for training */
 };
 
 static bool sample_parse(char *line, struct sample *ret)
@@ -251,6 +261,96 @@ static double accuracy(const struct net *p, const struct data *d)
     return (double)right / (double)(d->n - d->train);
 }
 
+/* ---- the ledger ---- */
+
+/* On disk, shared with who kills us: pushes begun and pushes acknowledged, of each ledger tensor. */
+struct account {
+    uint64_t pushed[LEDGERS], acked[LEDGERS];
+};
+struct ledger {
+    struct account *account; /* NULL: no ledger is kept */
+    struct ks_tensor *tensor[LEDGERS];
+    struct ks_handle *handle[LEDGERS];
+    int64_t one[SLOTS]; /* 1 in our slot */
+};
+
+static int ledger_open(struct ledger *l, const struct options *o)
+{
+    l->one[o->slot] = 1;
+    if (!o->ledger)
+        return 0;
+    int fd = open(o->ledger, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    void *at = MAP_FAILED;
+    if (fd >= 0 && ftruncate(fd, sizeof *l->account) == 0)
+        at = mmap(NULL, sizeof *l->account, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (at == MAP_FAILED) {
+        fprintf(stderr, "digits: cannot use %s: %s\n", o->ledger, strerror(errno));
+        return -1;
+    }
+    close(fd);
+    l->account = at;
+    return 0;
+}
+
+static int ledger_register(struct ledger *l, struct ks_job *job)
+{
+    static const int64_t zero[SLOTS];
+    struct ks_spec spec = {
+        .dtype = KS_I64, .ndims = 1, .dims = {SLOTS}, .kind = KS_PARAM, .op = KS_SUM, .optimizer = "add"};
+    int r = 0;
+    for (int i = 0; i < LEDGERS && !r; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "digits.ledger.%d", i);
+        r = ks_tensor_register(job, name, &spec, &l->tensor[i]);
+        r = r ? r : ks_init(l->tensor[i], zero, -1, NULL);
+    }
+    return r;
+}
+
+static int ledger_push(struct ledger *l)
+{
+    int r = 0;
+    for (int i = 0; i < LEDGERS; i++)
+        l->handle[i] = NULL;
+    for (int i = 0; l->account && i < LEDGERS && !r; i++) {
+        l->account->pushed[i]++;
+        r = ks_push(l->tensor[i], l->one, 1.0, &l->handle[i]);
+    }
+    return r;
+}
+
+/* After the step was ended. What was not acknowledged stays between pushed and acked. */
+static int ledger_wait(struct ledger *l)
+{
+    int worst = 0;
+    for (int i = 0; i < LEDGERS; i++) {
+        int r = l->handle[i] ? ks_wait(l->handle[i], -1) : 0;
+        if (l->handle[i] && !r)
+            l->account->acked[i]++;
+        worst = worst ? worst : r;
+    }
+    return worst;
+}
+
+static int ledger_print(struct ledger *l)
+{
+    int64_t value[SLOTS];
+    for (int i = 0; i < LEDGERS; i++) {
+        struct ks_handle *h;
+        int r = ks_pull(l->tensor[i], value, &h);
+        r = r ? r : ks_wait(h, -1);
+        if (r)
+            return r;
+        printf("%s[", i ? "," : "{\"ledger\":[");
+        for (int k = 0; k < SLOTS; k++)
+            printf("%s%lld", k ? "," : "", (long long)value[k]);
+        printf("]");
+    }
+    printf("]}\n");
+    fflush(stdout);
+    return 0;
+}
+
 /* ---- training ---- */
 
 struct trainer {
@@ -258,8 +358,9 @@ struct trainer {
     struct data data;
     struct ks_job *job;
     struct ks_tensor *tensor[PARTS];
+    struct ledger ledger;
     struct net value, gradient;
-    bool fresh;       /* value is what the step starts with */
+    bool fresh; /* value is what the step starts with */
     double loss;
 };
 
@@ -271,23 +372,33 @@ static void on_term(int signal)
     stop = 1;
 }
 
-static int tensors_make(struct trainer *t)
+static int parts_register(struct trainer *t)
 {
     struct net first;
+    int r = 0;
     net_first(&first, (uint64_t)t->o.seed);
-    for (int i = 0; i < PARTS; i++) {
-        struct ks_spec spec = {.dtype = KS_F32, .ndims = parts[i].ndims, .kind = KS_PARAM, .op = KS_AVERAGE,
+    for (int i = 0; i < PARTS && !r; i++) {
+        struct ks_spec spec = {.dtype = KS_F32,
+                               .ndims = parts[i].ndims,
+                               .kind = KS_PARAM,
+                               .op = KS_AVERAGE,
                                .optimizer = "adamw lr=0.005"};
         memcpy(spec.dims, parts[i].dims, sizeof parts[i].dims);
-        int r;
-        do {
-            r = ks_tensor_register(t->job, parts[i].name, &spec, &t->tensor[i]);
-            r = r ? r : ks_init(t->tensor[i], (char *)&first + parts[i].at, -1, NULL);
-        } while (r == KS_EFENCED && !stop);
-        if (r)
-            return r;
+        r = ks_tensor_register(t->job, parts[i].name, &spec, &t->tensor[i]);
+        r = r ? r : ks_init(t->tensor[i], (char *)&first + parts[i].at, -1, NULL);
     }
-    return 0;
+    return r;
+}
+
+static int tensors_make(struct trainer *t)
+{
+    int r;
+    do {
+        r = parts_register(t);
+        if (!r && (t->ledger.account || t->o.audit))
+            r = ledger_register(&t->ledger, t->job);
+    } while (r == KS_EFENCED && !stop);
+    return r;
 }
 
 /* All four as one call: push what is in `gradient`, or want the values, or both. */
@@ -295,7 +406,8 @@ static int exchange(struct trainer *t, bool push, bool want, struct ks_handle **
 {
     struct ks_item item[PARTS];
     for (int i = 0; i < PARTS; i++)
-        item[i] = (struct ks_item){.tensor = t->tensor[i], .weight = (double)t->o.batch,
+        item[i] = (struct ks_item){.tensor = t->tensor[i],
+                                   .weight = (double)t->o.batch,
                                    .data = push ? (char *)&t->gradient + parts[i].at : NULL,
                                    .out = want ? (char *)&t->value + parts[i].at : NULL};
     return ks_many(t->job, item, PARTS, ret);
@@ -345,12 +457,13 @@ static int step(struct trainer *t)
     r = exchange(t, true, sync, &h);
     if (r)
         return r;
-    int ended = ks_step_end(t->job);
+    int counted = ledger_push(&t->ledger), ended = ks_step_end(t->job);
     r = ks_wait(h, -1);
     t->fresh = sync && !r;
-    if (ended && !r)
-        return ended;
-    return lost_push(r) ? 0 : r;
+    int known = ledger_wait(&t->ledger);
+    r = lost_push(r) ? 0 : r;
+    r = r ? r : counted ? counted : ended;
+    return r ? r : lost_push(known) ? 0 : known;
 }
 
 static int staleness_max(const struct trainer *t)
@@ -369,7 +482,8 @@ static void report(const struct trainer *t, bool final)
 {
     struct ks_stats s;
     ks_stats(t->job, &s);
-    printf("{%s\"step\":%lld,\"loss\":%.6f,\"accuracy\":%.4f,\"rank\":%lld,\"size\":%lld,\"member\":\"%llu\",\"epoch\":%llu,"
+    printf("{%s\"step\":%lld,\"loss\":%.6f,\"accuracy\":%.4f,\"rank\":%lld,\"size\":%lld,\"member\":\"%llu\",\"epoch\":"
+           "%llu,"
            "\"staleness_max\":%d,\"acked\":%llu,\"late\":%llu,\"stale\":%llu,\"resent\":%llu,\"rejoins\":%llu}\n",
            final ? "\"final\":1," : "", (long long)ks_step(t->job), t->loss, accuracy(&t->value, &t->data),
            (long long)ks_rank(t->job), (long long)ks_size(t->job), (unsigned long long)ks_member_id(t->job),
@@ -417,6 +531,12 @@ static int train(struct trainer *t)
     return r || stop ? r : pull_last(t);
 }
 
+static int audit(struct trainer *t)
+{
+    int r = ledger_print(&t->ledger);
+    return r ? r : pull_last(t);
+}
+
 static int run(struct trainer *t)
 {
     int r = ks_open(NULL, &t->job);
@@ -425,7 +545,7 @@ static int run(struct trainer *t)
         return 1;
     }
     r = tensors_make(t);
-    r = r ? r : train(t);
+    r = r ? r : t->o.audit ? audit(t) : train(t);
     if (r)
         fprintf(stderr, "digits: %s\n", ks_last_error(t->job));
     else
@@ -442,8 +562,9 @@ int main(int argc, char **argv)
     struct sigaction on = {.sa_handler = on_term, .sa_flags = SA_RESTART};
     if (options_parse(argc, argv, &t.o))
         return 2;
+    signal(SIGPIPE, SIG_IGN);
     sigaction(SIGTERM, &on, NULL);
-    int r = data_load(&t.o, &t.data) ? 2 : run(&t);
+    int r = data_load(&t.o, &t.data) || ledger_open(&t.ledger, &t.o) ? 2 : run(&t);
     free(t.data.sample);
     return r;
 }
