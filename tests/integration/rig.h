@@ -64,8 +64,9 @@ void rig_fail(struct rig *r, const char *file, int line, const char *format, ...
             RIG_FAIL(r, "not true: %s", #cond);                                 \
     } while (0)
 /* Until the expression is true. */
-#define RIG_UNTIL(r, cond)                                                      \
-    for (uint64_t rig_end = clock_now_us() + (uint64_t)rig_ms(30000) * 1000; !(cond);) { \
+#define RIG_UNTIL(r, cond) RIG_UNTIL_MS(r, cond, 30000)
+#define RIG_UNTIL_MS(r, cond, ms)                                               \
+    for (uint64_t rig_end = clock_now_us() + (uint64_t)rig_ms(ms) * 1000; !(cond);) { \
         rig_look((r));                                                          \
         if (clock_now_us() > rig_end)                                           \
             RIG_FAIL(r, "still not true: %s", #cond);                           \
