@@ -257,6 +257,10 @@ static void transition_try(struct shard_core *c, struct shard *s)
     sync_complete(c, s, sealed);
     if (c->cfg.durable)
         persist_shard(c, s);
+    /* Nothing looks at the bound in synchronous steps: what was pulled under it is answered now. */
+    for (uint32_t i = 0; i < s->nchunks; i++)
+        if (s->chunk[i]->npull)
+            pulls_serve(c, s->chunk[i]);
     sync_try_shard(c, s);
 }
 

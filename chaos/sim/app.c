@@ -136,7 +136,7 @@ static void begin_step(struct world *w, struct proc *p)
 {
     struct member *m = p->member;
     m->step = client_core_step_now(m->core);
-    if (m->step >= w->target || m->step >= SIM_STEP_LAST) {
+    if (m->step >= w->target || (m->step >= SIM_STEP_LAST && !w->calm)) {
         m->phase = APP_IDLE;
         return;
     }
@@ -264,9 +264,10 @@ static bool status_expected(const struct op *o, int status)
     return status == KS_OK || (o->kind == CLIENT_INIT && status == KS_EEXIST);
 }
 
-static void op_check(struct world *w, struct proc *p, const struct op *o, bool sync)
+static void op_check(struct world *w, struct proc *p, const struct op *o)
 {
     struct member *m = p->member;
+    bool sync = check_mode(w, p, o->step).kind == MODE_SYNC;
     if (o->kind == CLIENT_PULL || (o->kind == CLIENT_PUSH && o->out)) {
         if (sync)
             check_sync_value(w, p, o);
@@ -299,7 +300,7 @@ void app_done(struct world *w, struct proc *p, const struct client_effect *e)
     }
     if (o->kind == CLIENT_DECLARE)
         m->tensor[o->tensor] = e->tensor;
-    op_check(w, p, o, view_mode_at(client_core_view(m->core), o->step).kind == MODE_SYNC);
+    op_check(w, p, o);
     *at = o->next;
     m->nops--;
     if (o->kind == CLIENT_LEAVE) {

@@ -12,7 +12,7 @@ static bool acts(const struct world *w, uint32_t m)
 /* I5: what live members pushed in steps below the need, and one's own. */
 static void check_bound(struct world *w, struct proc *p, const struct op *o, uint32_t chunk, const uint32_t *counts)
 {
-    struct mode mode = view_mode_at(client_core_view(p->member->core), o->step);
+    struct mode mode = check_mode(w, p, o->step);
     int64_t need = mode.kind == MODE_SSP ? o->step - (int64_t)mode.bound : 0;
     for (uint32_t m = 0; m < w->nmembers; m++) {
         const struct known_member *x = &w->history.member[m];

@@ -120,6 +120,6 @@ void check_sync_finished(struct world *w, struct proc *p, int64_t step)
 void check_sync_read(struct world *w, struct proc *p, int64_t step)
 {
     const struct view *v = client_core_view(p->member->core);
-    if (step > 0 && view_mode_at(v, step).kind == MODE_SYNC && view_mode_at(v, step - 1).kind == MODE_SYNC)
+    if (step > 0 && w->history.mode[step].kind == MODE_SYNC && w->history.mode[step - 1].kind == MODE_SYNC)
         history_finish(w, v, p->name, step - 1);
 }

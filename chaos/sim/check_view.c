@@ -102,7 +102,27 @@ static void note_view(struct world *w, const struct view *v)
         struct proc *p = world_proc(w, v->shard[s].primary);
         n += snprintf(text + n, sizeof text - (size_t)n, " %s@%lu", p ? p->name : "?", (unsigned long)v->shard[s].since);
     }
+    for (uint32_t i = 0; v->nmodes > 1 && i < v->nmodes && n < 380; i++) {
+        char mode[32];
+        mode_format(&v->mode[i], mode, sizeof mode);
+        n += snprintf(text + n, sizeof text - (size_t)n, " %s from %ld", mode, (long)v->mode[i].from);
+    }
     world_note(w, "store: view %lu term %lu:%s", (unsigned long)v->epoch, (unsigned long)v->term, text);
+}
+
+/* A member that was removed and does not know it yet goes on under the view that it has. */
+struct mode check_mode(const struct world *w, const struct proc *p, int64_t step)
+{
+    bool live = w->history.member[p->member->index].live;
+    return live ? w->history.mode[step] : view_mode_at(client_core_view(p->member->core), step);
+}
+
+/* The oldest mode of a later view is said to hold from 0 on: what it was before is known here. */
+static void modes_take(struct world *w, const struct view *v)
+{
+    for (uint32_t i = 0; i < v->nmodes; i++)
+        for (int64_t k = v->mode[i].from; k < SIM_STEPS_MAX && (!w->view || v->mode[i].from > 0); k++)
+            w->history.mode[k] = v->mode[i];
 }
 
 void check_view(struct world *w, const struct view *v)
@@ -113,11 +133,12 @@ void check_view(struct world *w, const struct view *v)
         note_view(w, v);
     if (v->ended[0])
         world_fail(w, "I6 the job was ended: %s", v->ended);
+    modes_take(w, v);
     check_members(w, v);
     check_servers(w, v);
     int64_t top = w->history.finished, low = top > 64 ? top - 64 : 0;
     for (int64_t k = low; k <= top && !w->failed; k++)
-        if (set_of(w, v, k) != w->history.set[k] && view_mode_at(v, k).kind == MODE_SYNC)
+        if (set_of(w, v, k) != w->history.set[k] && w->history.mode[k].kind == MODE_SYNC)
             world_fail(w, "I4 view %lu changes the members of finished step %ld from %x to %x", (unsigned long)v->epoch,
                        (long)k, w->history.set[k], set_of(w, v, k));
 }
@@ -160,7 +181,8 @@ void history_finish(struct world *w, const struct view *v, const char *who, int6
     h->finished = step;
     w->stats.steps_finished++;
     for (uint32_t m = 0; m < w->nmembers; m++)
-        if (h->set[step] >> m & 1 && h->member[m].ended < step && view_mode_at(v, step).kind == MODE_SYNC)
+        if (h->set[step] >> m & 1 && h->member[m].ended < step && view_mode_at(v, step).kind == MODE_SYNC &&
+            h->mode[step].kind == MODE_SYNC)
             world_fail(w, "I4 step %ld is finished for %s with m%u, which has not ended it (its step is %ld)", (long)step,
                        who, m, (long)h->member[m].ended + 1);
 }

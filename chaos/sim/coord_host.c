@@ -83,6 +83,7 @@ static void view_committed(struct world *w, const struct coord_kv *kv)
     w->stats.views++;
     view_free(w->view);
     w->view = v;
+    world_target_raise(w);
 }
 
 static void leader_changed(struct world *w, const struct coord_kv *kv)

@@ -107,7 +107,7 @@ void member_event(struct world *w, struct proc *p, struct client_event *e)
         return;
     bool fenced = strcmp(m->exit_why, "fenced") == 0;
     member_kill(w, p, m->exit_why);
-    if (fenced && rng_chance(&w->rng, 800))
+    if (fenced && (w->calm || rng_chance(&w->rng, 800)))
         replace_later(w);
 }
 

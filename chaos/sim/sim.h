@@ -261,6 +261,7 @@ struct known_member {
 struct history {
     int64_t finished, known;                  /* highest step finished; sets are known up to */
     uint32_t set[SIM_STEPS_MAX];              /* bits of member indexes */
+    struct mode mode[SIM_STEPS_MAX];          /* views forget those of steps long past */
     uint16_t until[SIM_STEPS_MAX][SIM_MEMBERS_MAX];  /* 1 + last step <= k whose set holds the member */
     uint64_t seen[SIM_CHUNKS_MAX][SIM_STEPS_MAX];    /* hash of the value after a step, 0: not seen */
     float *reference[SIM_STEPS_MAX];          /* floats: values after a step, 16 a chunk */
@@ -354,6 +355,7 @@ void world_run(struct world *w);                 /* to the end, with all checks 
 void world_calm(struct world *w);                /* faults stop: everything heals */
 bool world_idle(const struct world *w);          /* every live member is at the target */
 void world_finish_checks(struct world *w);
+void world_target_raise(struct world *w);         /* a view let somebody join beyond it: the others go on until there */
 void world_fail(struct world *w, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void world_note(struct world *w, const char *format, ...) __attribute__((format(printf, 2, 3)));
 struct proc *world_proc(const struct world *w, uint64_t id);
@@ -450,6 +452,7 @@ void check_view(struct world *w, const struct view *v);
 void check_ended(struct world *w, uint32_t member, int64_t step);
 void history_finish(struct world *w, const struct view *v, const char *who, int64_t step);
 int member_index(const struct world *w, uint64_t id);     /* -1: no such life */
+struct mode check_mode(const struct world *w, const struct proc *p, int64_t step);   /* that p is in step under */
 
 /* ---- check_sync.c, check_async.c: what applications are shown ---- */
 void check_sync_finished(struct world *w, struct proc *p, int64_t step);

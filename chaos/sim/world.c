@@ -259,6 +259,22 @@ static void target_set(struct world *w)
         member_start(w);
 }
 
+static void poke_all(struct world *w)
+{
+    for (uint32_t i = 0; i < w->nprocs; i++)
+        if (w->proc[i]->alive && w->proc[i]->kind == PROC_MEMBER)
+            app_poke(w, w->proc[i]);
+}
+
+void world_target_raise(struct world *w)
+{
+    for (uint32_t i = 0; w->calm && i < w->view->nmembers; i++)
+        if (w->view->member[i].live && w->view->member[i].join > w->target && w->view->member[i].join < SIM_STEPS_MAX) {
+            w->target = w->view->member[i].join;
+            poke_all(w);
+        }
+}
+
 void world_calm(struct world *w)
 {
     world_note(w, "---- faults stop ----");
@@ -282,9 +298,7 @@ void world_calm(struct world *w)
     for (uint32_t i = 0; i < w->cfg.nservers; i++)
         heal_server(w, &w->machine[i]);
     target_set(w);
-    for (uint32_t i = 0; i < w->nprocs; i++)
-        if (w->proc[i]->alive && w->proc[i]->kind == PROC_MEMBER)
-            app_poke(w, w->proc[i]);
+    poke_all(w);
 }
 
 void world_finish_checks(struct world *w)
