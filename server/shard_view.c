@@ -83,28 +83,13 @@ static bool slot_live(const struct shard_core *c, uint64_t id)
     return m != SLOT_NONE && c->slot[m].live;
 }
 
-/* Frames of the cut off were dropped: whoever is not cut off any more has to connect, and send, again. */
-static void cut_lift(struct shard_core *c, uint32_t n, const uint64_t *still)
-{
-    for (uint32_t i = 0; i < c->ncut; i++) {
-        bool stays = !slot_live(c, c->cut[i]);
-        for (uint32_t k = 0; k < n; k++)
-            stays = stays || still[k] == c->cut[i];
-        if (!stays)
-            shard_close(c, c->cut[i], KS_EAGAIN, "not cut off any more; connect again");
-    }
-    mem_free(c->cut);
-    c->cut = NULL;
-    c->ncut = 0;
-}
-
-/* The cut-set is replaced. Frames of a node that is no longer cut were refused meanwhile: it must connect again, and
- * send again what was not answered. */
+/* The cut-set is replaced. Frames of whoever is not cut off any more were dropped meanwhile: it has to connect, and send,
+ * again. */
 static void cut_set(struct shard_core *c, const uint64_t *ids, uint32_t n)
 {
     for (uint32_t i = 0; i < c->ncut; i++)
-        if (!is_in(ids, n, c->cut[i]))
-            shard_close(c, c->cut[i], KS_EAGAIN, "the change of the view that cut this node off was dropped; connect again");
+        if (!is_in(ids, n, c->cut[i]) && slot_live(c, c->cut[i]))
+            shard_close(c, c->cut[i], KS_EAGAIN, "not cut off any more; connect again");
     mem_free(c->cut);
     c->cut = n ? mem_dup(ids, n * sizeof *ids) : NULL;
     c->ncut = n;
@@ -310,7 +295,6 @@ void shard_on_adopt(struct shard_core *c, const struct view *v)
     c->view = view_copy(v);
     view_free(old);
     slots_update(c, c->view);
-    cut_lift(c, 0, NULL);
     for (uint32_t i = 0; i < c->cfg.nshards; i++) {
         c->shard[i].cap = c->shard[i].w_cap = STEP_NONE;
         if (shard_is_mine(c, i))
@@ -318,6 +302,7 @@ void shard_on_adopt(struct shard_core *c, const struct view *v)
     }
     settings_void(c);
     slots_drop(c);
+    cut_set(c, NULL, 0);
     for (uint32_t i = 0; i < c->cfg.nshards; i++)
         retry(c, &c->shard[i]);
     shard_claims_recheck(c);
