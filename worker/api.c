@@ -90,7 +90,6 @@ int ks_open(const struct ks_options *options, struct ks_job **ret_job)
     char err[ERR_TEXT];
     if (!ret_job)
         return job_error(KS_EINVAL, "ks_open: ret_job is NULL");
-    log_init("client");
     int rc = settings_read(options, &s, err);
     if (rc)
         return job_error(rc, "%s", err);

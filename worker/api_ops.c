@@ -52,7 +52,9 @@ static int submit_one(struct ks_tensor *t, struct client_event *e, bool now, str
 {
     struct ks_job *j = t->job;
     job_lock(j);
-    int rc = enter(j);
+    int rc = e->kind == CLIENT_PUSH ? job_lost(j) : 0;
+    if (!rc)
+        rc = enter(j);
     if (!rc)
         rc = tensor_ready(t);
     if (!rc) {
@@ -107,7 +109,9 @@ int ks_push_pull(struct ks_tensor *t, const void *data, void *out, double weight
 static int root_check(struct ks_job *j, const struct ks_tensor *t, int64_t root, bool *ret_mine)
 {
     job_lock(j);
-    int rc = enter(j);
+    int rc = job_lost(j);
+    if (!rc)
+        rc = enter(j);
     const struct view *v = rc ? NULL : client_core_view(j->core);
     if (v) {
         int64_t rank = job_rank(j);
@@ -149,7 +153,9 @@ static int item_check(const struct ks_job *j, const struct ks_item *item, size_t
 
 static int many(struct ks_job *j, const struct ks_item *items, size_t n, struct ks_handle **ret)
 {
-    int rc = enter(j);
+    int rc = job_lost(j);
+    if (!rc)
+        rc = enter(j);
     for (size_t i = 0; !rc && i < n; i++)
         rc = tensor_ready(items[i].tensor);
     if (rc)
@@ -269,6 +275,8 @@ static int step_wait(struct ks_job *j, struct waiter *w)
         (void)job_waiting(j, text, sizeof text);
         return job_error(KS_ETIMEOUT, "%s", *text ? text : ks_strerror(KS_ETIMEOUT));
     }
+    if (j->step_status == KS_EFENCED)
+        j->lost = false;
     return j->step_status ? job_error(j->step_status, "%s", ks_strerror(j->step_status)) : 0;
 }
 
@@ -276,6 +284,8 @@ static int step_end(struct ks_job *j)
 {
     struct waiter w;
     int rc = waiter_init(&w, j, -1);
+    if (!rc)
+        rc = job_lost(j);
     if (!rc)
         rc = job_until_running(j, &w);
     if (!rc && j->steps_done < j->steps_ended) {

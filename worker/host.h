@@ -129,6 +129,7 @@ struct ks_job {
     struct net_conn *leader_conn;
     uint64_t leader_id;            /* of leader_conn */
     bool listed, fenced, declare_again;
+    bool lost;                     /* a step was under way when this member was fenced, and nobody was told yet */
     uint32_t redeclaring;
     uint64_t join_us;
     uint64_t leave_op;
@@ -155,6 +156,7 @@ struct ks_job {
 };
 
 /* ---- job.c ---- */
+/* How often this process is a fork of a process that used the library. Starts logging. */
 unsigned job_forks(void);
 void job_lock(void *job);
 void job_unlock(void *job);
@@ -178,6 +180,8 @@ struct waiter {
 int waiter_init(struct waiter *w, const struct ks_job *j, int64_t timeout_ms);
 /* Waits for the next change; gives the lock back meanwhile. false: the deadline has passed. */
 bool waiter_wait(struct waiter *w, struct ks_job *j);
+/* KS_EFENCED, once, before something is added to a step that is not the one its caller has in mind. */
+int job_lost(struct ks_job *j);
 /* Waits until the job runs. 0, or KS_EJOB, KS_ESTATE (left), KS_ECLOSED, KS_ETIMEOUT. */
 int job_until_running(struct ks_job *j, struct waiter *w);
 

@@ -9,21 +9,22 @@
 
 static _Thread_local char last_error[JOB_TEXT];
 static unsigned forks;
-static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+static pthread_once_t process_once = PTHREAD_ONCE_INIT;
 
 static void on_fork(void)
 {
     forks++;
 }
 
-static void fork_watch(void)
+static void process_init(void)
 {
+    log_init("client");
     (void)pthread_atfork(NULL, NULL, on_fork);
 }
 
 unsigned job_forks(void)
 {
-    (void)pthread_once(&fork_once, fork_watch);
+    (void)pthread_once(&process_once, process_init);
     return forks;
 }
 
@@ -178,6 +179,15 @@ bool waiter_wait(struct waiter *w, struct ks_job *j)
     if (j->state == JOB_CLOSED && j->nwaiting == 0)
         pthread_cond_broadcast(&j->cond);
     return true;
+}
+
+int job_lost(struct ks_job *j)
+{
+    if (!j->lost)
+        return 0;
+    j->lost = false;
+    return job_error(KS_EFENCED, "this member was cut off and removed from the job: the step that was under way is lost; pull "
+                                 "the parameters and go on as a new member");
 }
 
 int job_until_running(struct ks_job *j, struct waiter *w)

@@ -83,6 +83,8 @@ static void handle_worse(struct ks_handle *h, int status, const char *text)
 int handle_take(struct ks_handle *h)
 {
     int status = h->status;
+    if (status == KS_EFENCED)
+        h->job->lost = false;
     if (status)
         job_error(status, "%s", h->text ? h->text : ks_strerror(status));
     handle_free(h);
@@ -193,11 +195,13 @@ static void effect_done(struct ks_job *j, const struct client_effect *f)
     op->handle->tensor = f->tensor;
     op->handle->unended -= op->push;
     op->status = f->status;
+    j->lost |= f->status == KS_EFENCED && (op->push || op->handle->step);
     if (f->op == j->leave_op && !f->status) {
         j->state = JOB_LEFT;
         job_notify(j);
     }
-    if (t && t->sending) {
+    bool refused = f->status == KS_ESTATE || f->status == KS_EINVAL || f->status == KS_ENOENT;
+    if (t && t->sending && !refused) {
         handle_worse(op->handle, f->status, f->text);
         op->next = t->over;
         t->over = op;
