@@ -97,8 +97,7 @@ static int at_hello(struct auth *a, const char *doc, size_t size, struct auth_re
         return KS_ENOENT;
     }
     if (h.chunk_bytes != a->self.chunk_bytes) {
-        snprintf(err, ERR_TEXT, "this port is for chunk_bytes %u, the peer has %u", a->self.chunk_bytes,
-                 h.chunk_bytes);
+        snprintf(err, ERR_TEXT, "this port is for chunk_bytes %u, the peer has %u", a->self.chunk_bytes, h.chunk_bytes);
         return KS_EINVAL;
     }
     if (a->accept) {

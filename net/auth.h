@@ -20,14 +20,14 @@ struct auth {
     enum auth_side side;
     enum auth_state state;
     const char *token;
-    struct hello self, peer;       /* peer.id is proven when state is AUTH_OPEN */
+    struct hello self, peer; /* peer.id is proven when state is AUTH_OPEN */
     /* Listener: 0, or KS_E* to refuse this hello with a line in err. NULL: everybody. */
     int (*accept)(void *arg, const struct hello *hello, char *err);
     void *accept_arg;
 };
 struct auth_reply {
-    uint8_t type;                  /* FRAME_HELLO .. FRAME_WELCOME; 0: nothing to send */
-    char *doc;                     /* for mem_free; NULL: empty */
+    uint8_t type; /* FRAME_HELLO .. FRAME_WELCOME; 0: nothing to send */
+    char *doc;    /* for mem_free; NULL: empty */
 };
 
 /* self->nonce must be fresh for every connection. A connector's reply is its HELLO. */

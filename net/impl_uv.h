@@ -1,10 +1,10 @@
 /* impl_uv.h - what the files of the TCP net share.
  *
  * net_uv.c: the net, listeners, sockets' options.  connect_uv.c: connectors.  conn_uv.c: a connection's life.
- * write_uv.c: sending.
+ * link_uv.c: a socket under libuv.  write_uv.c: sending.
  *
- * Functions here run with the owner's lock held. uv callbacks take it with net_enter and give it back with net_leave. Fields
- * of a connection marked L are touched by the loop's thread only; the others under the lock. */
+ * Functions here run with the owner's lock held. uv callbacks take it with net_enter and give it back with net_leave.
+ * Fields of a connection marked L are touched by the loop's thread only; the others under the lock. */
 #ifndef NET_IMPL_UV_H
 #define NET_IMPL_UV_H
 
@@ -16,24 +16,24 @@
 #include "net/send_queue.h"
 
 enum {
-    NET_HANDSHAKE_MS = 5000,       /* from connecting to opened */
-    NET_LINGER_MS = 1000,          /* for a peer to take our last words */
+    NET_HANDSHAKE_MS = 5000, /* from connecting to opened */
+    NET_LINGER_MS = 1000,    /* for a peer to take our last words */
     NET_BACKOFF_MIN_MS = 20,
     NET_BACKOFF_MAX_MS = 1000,
-    NET_PENDING_MAX = 256,         /* accepted connections that are not authenticated */
+    NET_PENDING_MAX = 256, /* accepted connections that are not authenticated */
     NET_WRITE_NOW_BYTES = 256 << 10,
-    NET_WRITE_MAX = 4 << 20,       /* in one go */
+    NET_WRITE_MAX = 4 << 20, /* in one go */
     NET_IOV_MAX = 128,
 };
 
 /* One socket. Outlives its connection when it delivers a last BYE. */
 struct link {
     struct net *net;
-    struct net_conn *conn;         /* NULL: lingering */
+    struct net_conn *conn; /* NULL: lingering */
     struct link *prev, *next;
     uv_poll_t poll;
     uv_timer_t timer;
-    int handles;                   /* uv handles that are not closed yet */
+    int handles; /* uv handles that are not closed yet */
     int fd;
     int events;
     bool closing;
@@ -43,38 +43,38 @@ enum conn_state { CONN_IDLE, CONN_RESOLVING, CONN_CONNECTING, CONN_HANDSHAKE, CO
 
 struct net_conn {
     struct net *net;
-    struct net_conn *prev, *next;  /* of all; accepted ones in the order of their coming */
-    struct net_conn *dirty_next, **dirty_at;   /* in the list of those with something to write */
+    struct net_conn *prev, *next;            /* of all; accepted ones in the order of their coming */
+    struct net_conn *dirty_next, **dirty_at; /* in the list of those with something to write */
     enum conn_state state;
     bool connector;
-    bool dead;                     /* the owner has no handle any more */
-    bool out_armed;                /* the loop writes as soon as the socket takes more */
-    bool paused;                   /* not reading, it does not take what we answer */
-    int write_error;               /* an errno that the loop has to look at */
+    bool dead;       /* the owner has no handle any more */
+    bool out_armed;  /* the loop writes as soon as the socket takes more */
+    bool paused;     /* not reading, it does not take what we answer */
+    int write_error; /* an errno that the loop has to look at */
     void *tag;
     char addr[ADDR_MAX_BYTES];
-    struct link *link;             /* L but for fd */
-    uv_timer_t timer;              /* L: back-off, handshake deadline, heartbeat */
-    struct auth auth;              /* L but for peer once open */
-    struct receive in;             /* L */
-    uint8_t *stage;                /* L */
-    uint8_t own[RECEIVE_OWN_MAX];  /* L: payload of the connection's own frames */
-    bool sunk;                     /* L: `cookie` belongs to a payload under way */
+    struct link *link;            /* L but for fd */
+    uv_timer_t timer;             /* L: back-off, handshake deadline, heartbeat */
+    struct auth auth;             /* L but for peer once open */
+    struct receive in;            /* L */
+    uint8_t *stage;               /* L */
+    uint8_t own[RECEIVE_OWN_MAX]; /* L: payload of the connection's own frames */
+    bool sunk;                    /* L: `cookie` belongs to a payload under way */
     void *cookie;
     struct send_queue out;
-    uint64_t in_ms, ping_ms;       /* L: when a byte came, when we pinged */
-    uint64_t out_ms;               /* when a byte was written */
-    uint64_t opened_ms;            /* L */
-    uint32_t backoff_ms;           /* L */
-    struct resolve *resolve;       /* L: under way, or NULL */
-    unsigned tries;                /* L: picks one of the host's addresses */
+    uint64_t in_ms, ping_ms; /* L: when a byte came, when we pinged */
+    uint64_t out_ms;         /* when a byte was written */
+    uint64_t opened_ms;      /* L */
+    uint32_t backoff_ms;     /* L */
+    struct resolve *resolve; /* L: under way, or NULL */
+    unsigned tries;          /* L: picks one of the host's addresses */
 };
 
 struct listener {
     struct net *net;
     struct listener *next;
     uv_poll_t poll;
-    uv_timer_t timer;              /* after running out of descriptors */
+    uv_timer_t timer; /* after running out of descriptors */
     int handles, fd;
 };
 
@@ -83,7 +83,7 @@ struct net {
     char *token, *congestion;
     uv_prepare_t prepare;
     uv_check_t check;
-    int handles;                   /* L: uv handles and links that are not closed yet */
+    int handles; /* L: uv handles and links that are not closed yet */
     bool down;
     struct net_conn *conns, *conns_last, *dirty;
     struct link *links;
@@ -116,7 +116,12 @@ void conn_events(struct net_conn *c);
 void conn_fail(struct net_conn *c, int status, bool say, const char *format, ...) __attribute__((format(printf, 4, 5)));
 /* Without telling the owner. */
 void conn_destroy(struct net_conn *c, bool say, int status, const char *text);
+/* link_uv.c */
+struct link *link_create(struct net_conn *c, int fd);
 void link_close(struct link *l);
+/* Without its connection: takes what comes and drops it until the peer has closed, or for a moment. Closing at once
+ * with unread bytes in the socket would reset the connection, and our BYE would be lost. */
+void link_linger(struct link *l);
 /* connect_uv.c */
 void connect_later(struct net_conn *c, uint32_t delay_ms);
 void connect_now(struct net_conn *c);

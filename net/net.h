@@ -29,8 +29,8 @@ struct net_handlers {
     void (*frame)(void *arg, struct net_conn *c, const struct frame_header *h, void *payload, void *cookie,
                   bool discarded);
     /* Not called for connections that never opened, except connectors: `closed` with each failed try, so that the
-     * owner can tell whom it waits for. cause: one line. A connector tries again unless net_close was called; the handle
-     * of an accepted connection is dead when this returns. net_close itself does not call it. */
+     * owner can tell whom it waits for. cause: one line. A connector tries again unless net_close was called; the
+     * handle of an accepted connection is dead when this returns. net_close itself does not call it. */
     void (*closed)(void *arg, struct net_conn *c, int status, const char *cause);
 };
 struct net_config {
@@ -40,11 +40,11 @@ struct net_config {
     /* For an owner whose other threads send: taken around everything that libuv starts, handlers included, but not
      * around reads from sockets. Whoever calls a net_ function holds it. NULL: one thread only. */
     void (*lock)(void *arg), (*unlock)(void *arg);
-    const char *token;             /* "" is allowed */
-    struct hello self;             /* job, role, id, chunk_bytes; nonce is made per connection */
-    const char *congestion;        /* TCP_CONGESTION; NULL: "cubic" when the kernel has it */
-    uint32_t ping_ms, silence_ms;  /* 0: no heartbeats. Closed with KS_ETIMEOUT after silence_ms without a byte. */
-    size_t send_bytes_max;         /* queued on one connection before net_blocked; 0: 64 MiB */
+    const char *token;            /* "" is allowed */
+    struct hello self;            /* job, role, id, chunk_bytes; nonce is made per connection */
+    const char *congestion;       /* TCP_CONGESTION; NULL: "cubic" when the kernel has it */
+    uint32_t ping_ms, silence_ms; /* 0: no heartbeats. Closed with KS_ETIMEOUT after silence_ms without a byte. */
+    size_t send_bytes_max;        /* queued on one connection before net_blocked; 0: 64 MiB */
     bool payload_crc;
 };
 /* On the loop's thread, like all functions here that do not say otherwise. */
@@ -52,7 +52,7 @@ int net_create(const struct net_config *c, struct net **ret, char *err);
 /* Closes everything; no handler is called any more (abandon and release are, before this returns). Run the loop until
  * it has nothing to do, then net_free. */
 void net_shutdown(struct net *n);
-bool net_is_down(const struct net *n);                   /* net_free may be called */
+bool net_is_down(const struct net *n); /* net_free may be called */
 void net_free(struct net *n);
 
 /* addr "host:port", port 0: a free one. *ret_addr (ADDR_MAX_BYTES): what it became. KS_EBUSY: port in use. */
@@ -63,17 +63,18 @@ void net_close(struct net_conn *c, int status, const char *text);
 
 /* Queues a frame. payload: h->len bytes that stay unchanged until release(release_arg) is called, also when the
  * connection dies; release may be NULL. Queued frames are written together, at the end of the loop's iteration or
- * with net_flush. KS_ECLOSED when the connection is not open (release is called). */
-int net_send(struct net_conn *c, const struct frame_header *h, const void *payload,
-             void (*release)(void *arg), void *release_arg);
+ * with net_flush. KS_ECLOSED when the connection is not open (release is called). Payloads of at most 512 bytes are
+ * copied and released before this returns. Any thread that holds the owner's lock; `closed` never runs inside. */
+int net_send(struct net_conn *c, const struct frame_header *h, const void *payload, void (*release)(void *arg),
+             void *release_arg);
 /* Writes what the socket takes now. May be called by another thread that holds the owner's lock over this net
  * (the client library does); returns 1 when the loop must be woken: it then does the rest by itself. */
 int net_flush(struct net_conn *c);
 bool net_is_open(const struct net_conn *c);
 bool net_blocked(const struct net_conn *c);
-size_t net_queued(const struct net_conn *c);             /* bytes that are not written yet */
-uint64_t net_peer_id(const struct net_conn *c);          /* 0 before opened; still there inside `closed` */
-const struct hello *net_peer(const struct net_conn *c);  /* likewise, NULL; of a listener's peer: its hello */
+size_t net_queued(const struct net_conn *c);            /* bytes that are not written yet */
+uint64_t net_peer_id(const struct net_conn *c);         /* 0 before opened; still there inside `closed` */
+const struct hello *net_peer(const struct net_conn *c); /* likewise, NULL; of a listener's peer: its hello */
 void *net_tag(const struct net_conn *c);
 void net_tag_set(struct net_conn *c, void *tag);
 const char *net_addr(const struct net_conn *c);

@@ -45,9 +45,12 @@ static void on_handle_closed(uv_handle_t *h)
 
 static int config_check(const struct net_config *c, char *err)
 {
-    const char *wrong = !c->loop ? "no loop" : !c->handlers.opened || !c->handlers.sink || !c->handlers.abandon ||
-                        !c->handlers.frame || !c->handlers.closed ? "a handler is missing"
-                        : !c->token ? "no token" : NULL;
+    const char *wrong =
+        !c->loop ? "no loop"
+        : !c->handlers.opened || !c->handlers.sink || !c->handlers.abandon || !c->handlers.frame || !c->handlers.closed
+            ? "a handler is missing"
+        : !c->token ? "no token"
+                    : NULL;
     if (wrong)
         snprintf(err, ERR_TEXT, "net: %s", wrong);
     return wrong ? KS_EINVAL : 0;

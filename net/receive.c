@@ -34,8 +34,8 @@ static int next_header(struct receive *r, char *err)
         return RECEIVE_BYTES;
     int rc = frame_decode(r->stage + r->begin, r->chunk_bytes, &r->head);
     if (rc) {
-        snprintf(err, ERR_TEXT, rc == KS_EVERSION ? "the peer speaks another version of the protocol"
-                                                  : "a frame header is malformed");
+        snprintf(err, ERR_TEXT,
+                 rc == KS_EVERSION ? "the peer speaks another version of the protocol" : "a frame header is malformed");
         return rc;
     }
     bool own = r->head.type < RECEIVE_OWN_TYPES;

@@ -18,10 +18,10 @@
 #include "wire/frame.h"
 
 enum {
-    RECEIVE_STAGE = 64 << 10,      /* bytes of the stage, which the owner provides */
-    RECEIVE_READ_MAX = 4 << 20,    /* of one receive_space */
-    RECEIVE_OWN_MAX = 4096,        /* payload of the connection's own frames (hello, bye, ...) */
-    RECEIVE_OWN_TYPES = 16,        /* types below are the connection's own */
+    RECEIVE_STAGE = 64 << 10,   /* bytes of the stage, which the owner provides */
+    RECEIVE_READ_MAX = 4 << 20, /* of one receive_space */
+    RECEIVE_OWN_MAX = 4096,     /* payload of the connection's own frames (hello, bye, ...) */
+    RECEIVE_OWN_TYPES = 16,     /* types below are the connection's own */
 };
 
 enum receive_want { RECEIVE_BYTES = 1, RECEIVE_SINK, RECEIVE_FRAME };
@@ -29,12 +29,12 @@ enum receive_state { RECEIVE_IN_HEADER, RECEIVE_AT_SINK, RECEIVE_IN_PAYLOAD, REC
 
 struct receive {
     enum receive_state state;
-    uint32_t chunk_bytes;          /* bounds chunk payloads */
-    bool own_only;                 /* before authentication: nothing but the connection's own frames */
+    uint32_t chunk_bytes; /* bounds chunk payloads */
+    bool own_only;        /* before authentication: nothing but the connection's own frames */
     uint8_t *stage;
-    size_t begin, end;             /* bytes of the stage that were not looked at */
+    size_t begin, end; /* bytes of the stage that were not looked at */
     struct frame_header head;
-    uint8_t *target;               /* NULL: the payload is dropped */
+    uint8_t *target; /* NULL: the payload is dropped */
     uint64_t got;
     uint32_t crc;
 };

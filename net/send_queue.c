@@ -9,9 +9,9 @@
 enum { BLOCK_BYTES = 16 << 10, SPARE_MAX = 64 };
 
 struct send_block {
-    struct send_block *next;       /* in the spare list */
+    struct send_block *next; /* in the spare list */
     uint32_t used;
-    uint32_t segments;             /* queued segments that point here */
+    uint32_t segments; /* queued segments that point here */
     uint8_t data[BLOCK_BYTES];
 };
 

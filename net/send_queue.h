@@ -9,21 +9,21 @@
 #include <stdint.h>
 #include <sys/uio.h>
 
-enum { SEND_COPY_MAX = 512 };      /* payloads up to this size are copied and released at once */
+enum { SEND_COPY_MAX = 512 }; /* payloads up to this size are copied and released at once */
 
 struct send_block;
 struct send_segment {
     const uint8_t *data;
     size_t size;
-    struct send_block *block;      /* NULL: data is the caller's */
+    struct send_block *block; /* NULL: data is the caller's */
     void (*release)(void *arg);
     void *release_arg;
 };
 struct send_queue {
-    struct send_segment *segment;  /* ring */
+    struct send_segment *segment; /* ring */
     uint32_t head, count, cap;
-    size_t head_sent;              /* bytes of the first segment that are written */
-    size_t bytes;                  /* not written yet */
+    size_t head_sent; /* bytes of the first segment that are written */
+    size_t bytes;     /* not written yet */
     struct send_block *open, *spare;
     uint32_t nspare;
 };

@@ -110,7 +110,7 @@ int net_send(struct net_conn *c, const struct frame_header *h, const void *paylo
     }
     conn_queue(c, h, payload, release, release_arg);
     if (c->out.bytes >= NET_WRITE_NOW_BYTES && !c->out_armed && !c->write_error)
-        (void)conn_write(c);     /* the rest, or the error, is the loop's: the connection is dirty */
+        (void)conn_write(c); /* the rest, or the error, is the loop's: the connection is dirty */
     return 0;
 }
 

@@ -22,7 +22,7 @@ static struct hello hello_of(const char *job, const char *role, uint64_t id, uin
 
 struct pair {
     struct auth connector, listener;
-    struct auth_reply reply;       /* the newest */
+    struct auth_reply reply; /* the newest */
     char err[ERR_TEXT];
 };
 

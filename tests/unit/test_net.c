@@ -27,14 +27,14 @@ enum { CHUNK = 1 << 20, DEADLINE_MS = 20000, SEEN_MAX = 64 };
 struct end {
     uv_loop_t loop;
     struct net *net;
-    struct net_conn *conn;         /* newest that opened */
+    struct net_conn *conn; /* newest that opened */
     char addr[ADDR_MAX_BYTES];
     unsigned opened, closed, abandoned, frames, discarded, refuse;
-    int status;                    /* of the newest closed */
+    int status; /* of the newest closed */
     char cause[ERR_TEXT];
     uint64_t closed_ms[SEEN_MAX];
     uint64_t peer;
-    uint64_t sum;                  /* of payload bytes */
+    uint64_t sum; /* of payload bytes */
     uint32_t next_seq;
     bool out_of_order, drop, close_in_sink;
     uint8_t *space;
@@ -120,7 +120,10 @@ static struct net_config config_of(struct end *e, uint64_t id)
     struct net_config c = {
         .loop = &e->loop,
         .handlers = {on_accept, on_opened, on_sink, on_abandon, on_frame, on_closed},
-        .arg = e, .lock = on_lock, .unlock = on_unlock, .token = "secret",
+        .arg = e,
+        .lock = on_lock,
+        .unlock = on_unlock,
+        .token = "secret",
         .self = {.job = "digits", .role = "member", .id = id, .chunk_bytes = 4 * CHUNK},
     };
     return c;
@@ -173,13 +176,13 @@ static void nap(void)
 }
 
 /* Runs both loops until the condition holds; b may be NULL. */
-#define RUN_UNTIL(a, b, condition)                                          \
-    do {                                                                    \
-        uint64_t end_ = clock_now_us() + DEADLINE_MS * 1000ull;             \
-        while (!(condition)) {                                              \
-            assert_true(clock_now_us() < end_);                             \
-            run_both(a, b);                                                 \
-        }                                                                   \
+#define RUN_UNTIL(a, b, condition)                                                                                     \
+    do {                                                                                                               \
+        uint64_t end_ = clock_now_us() + DEADLINE_MS * 1000ull;                                                        \
+        while (!(condition)) {                                                                                         \
+            assert_true(clock_now_us() < end_);                                                                        \
+            run_both(a, b);                                                                                            \
+        }                                                                                                              \
     } while (0)
 
 static void run_both(struct end *a, struct end *b)
@@ -191,7 +194,7 @@ static void run_both(struct end *a, struct end *b)
 }
 
 struct fixture {
-    struct end l, c;               /* listener, connector */
+    struct end l, c; /* listener, connector */
 };
 
 static int setup(void **state)
@@ -250,7 +253,8 @@ static void test_many_small_frames_few_writes(void **state)
     memset(payload, 3, sizeof payload);
     unsigned released = 0;
     for (uint32_t i = 0; i < N; i++) {
-        struct frame_header h = {.type = FRAME_PUSH, .dtype = DTYPE_U8, .seq = i, .weight = 1, .len = i % 2 ? sizeof payload : 0};
+        struct frame_header h = {
+            .type = FRAME_PUSH, .dtype = DTYPE_U8, .seq = i, .weight = 1, .len = i % 2 ? sizeof payload : 0};
         assert_int_equal(net_send(f->c.conn, &h, payload, on_release, &released), 0);
         if (i % 500 == 0)
             run_both(&f->c, &f->l);
@@ -282,7 +286,8 @@ static void test_sizes_arrive_whole(void **state)
         data[i] = (uint8_t)hash_mix(i);
     for (uint32_t round = 0; round < 3; round++)
         for (uint32_t i = 0; i < N; i++) {
-            struct frame_header h = {.type = FRAME_PUSH, .dtype = DTYPE_U8, .seq = round * N + i, .weight = 1, .len = sizes[i]};
+            struct frame_header h = {
+                .type = FRAME_PUSH, .dtype = DTYPE_U8, .seq = round * N + i, .weight = 1, .len = sizes[i]};
             assert_int_equal(net_send(f->c.conn, &h, data + (4 * CHUNK - sizes[i]), on_release, &released), 0);
             for (uint32_t k = 4 * CHUNK - sizes[i]; k < 4 * CHUNK; k++)
                 sum += data[k];
@@ -558,7 +563,10 @@ static void raw_send_frame(int fd, uint8_t type, uint64_t len)
 static void test_frames_before_the_handshake(void **state)
 {
     struct fixture *f = *state;
-    static const struct { uint8_t type; uint64_t len; } bad[] = {
+    static const struct {
+        uint8_t type;
+        uint64_t len;
+    } bad[] = {
         {FRAME_PULL, 0}, {FRAME_HELLO, 5000}, {FRAME_AUTH, 0}, {FRAME_WELCOME, 0}, {FRAME_PING, 0}, {FRAME_VIEW, 100},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
@@ -653,7 +661,8 @@ static void *sender_run(void *arg)
 {
     struct sender *s = arg;
     for (uint32_t i = 0; i < s->n; i++) {
-        struct frame_header h = {.type = FRAME_PUSH, .dtype = DTYPE_U8, .seq = i, .weight = 1, .len = i % 7 ? 100 : 100000};
+        struct frame_header h = {
+            .type = FRAME_PUSH, .dtype = DTYPE_U8, .seq = i, .weight = 1, .len = i % 7 ? 100 : 100000};
         on_lock(s->end);
         int rc = net_send(s->end->conn, &h, s->data, NULL, NULL);
         int left = net_flush(s->end->conn);
