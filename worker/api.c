@@ -131,7 +131,7 @@ static int leave(struct ks_job *j, int64_t timeout_ms)
     job_flush(j, true);
     if (handle_wait(h, &w, &status))
         return handle_take(h);
-    return status;      /* the handle goes with the job */
+    return status; /* the handle goes with the job */
 }
 
 int ks_leave(struct ks_job *job, int64_t timeout_ms)
@@ -164,10 +164,12 @@ const char *ks_strerror(int error)
 {
     switch (error) {
 #define KS_X(name, value, text)                                                                                        \
-    case value: return text;
+    case value:                                                                                                        \
+        return text;
         KS_ERROR_TABLE(KS_X)
 #undef KS_X
-    default: return "no such error";
+    default:
+        return "no such error";
     }
 }
 

@@ -19,7 +19,8 @@ static int weight_check(const struct ks_tensor *t, double weight, const char *wh
 {
     if (weight > 0 && isfinite((float)weight) && (float)weight > 0)
         return 0;
-    return job_error(KS_EINVAL, "%s: tensor '%s': weight is %g: wanted is a finite number above 0", who, t->spec.name, weight);
+    return job_error(KS_EINVAL, "%s: tensor '%s': weight is %g: wanted is a finite number above 0", who, t->spec.name,
+                     weight);
 }
 
 /* The job runs and every tensor is declared in this life. */
@@ -147,7 +148,8 @@ static int item_check(const struct ks_job *j, const struct ks_item *item, size_t
     if (!item->tensor || item->tensor->job != j)
         return job_error(KS_EINVAL, "ks_many: item %zu: the tensor is NULL or of another job", i);
     if (!item->data && !item->out)
-        return job_error(KS_EINVAL, "ks_many: item %zu: tensor '%s': both data and out are NULL", i, item->tensor->spec.name);
+        return job_error(KS_EINVAL, "ks_many: item %zu: tensor '%s': both data and out are NULL", i,
+                         item->tensor->spec.name);
     return item->weight == 0 ? 0 : weight_check(item->tensor, item->weight, "ks_many");
 }
 
@@ -164,7 +166,9 @@ static int many(struct ks_job *j, const struct ks_item *items, size_t n, struct 
     for (size_t i = 0; i < n; i++) {
         const struct ks_item *item = &items[i];
         struct client_event e = {
-            .kind = item->data ? CLIENT_PUSH : CLIENT_PULL, .in = item->data, .out = item->out,
+            .kind = item->data ? CLIENT_PUSH : CLIENT_PULL,
+            .in = item->data,
+            .out = item->out,
             .weight = item->weight == 0 ? 1.0 : item->weight,
         };
         op_submit(j, h, item->tensor, &e);
@@ -341,7 +345,7 @@ static const struct {
     const char *name;
     uint32_t number;
 } options[] = {
-    {"lr", 1},   {"wd", 2},    {"momentum", 3}, {"dampening", 4}, {"nesterov", 5},
+    {"lr", 1},    {"wd", 2},    {"momentum", 3}, {"dampening", 4}, {"nesterov", 5},
     {"beta1", 6}, {"beta2", 7}, {"eps", 8},      {"alpha", 9},     {"lr_decay", 10},
 };
 enum { NOPTIONS = sizeof options / sizeof *options, OPTION_DAMPENING = 4 };
@@ -378,8 +382,10 @@ static int option_set(struct ks_job *j, const char *group, uint32_t option, doub
     struct ks_handle *h = handle_create(j);
     struct client_event e = {
         .kind = CLIENT_OPTION,
-        .setting = {.from_step = client_core_step_now(j->core) + 1, .group = hash_bytes(group, strlen(group)),
-                    .value = value, .option = option},
+        .setting = {.from_step = client_core_step_now(j->core) + 1,
+                    .group = hash_bytes(group, strlen(group)),
+                    .value = value,
+                    .option = option},
     };
     /* It rides on the end of the step: nobody waits for it. */
     h->forget = true;

@@ -10,11 +10,13 @@ static int spec_numbers(const struct ks_spec *in, struct tensor_spec *s)
     if (dtype_size((enum dtype)in->dtype) == 0)
         return job_error(KS_EINVAL, "tensor '%s': dtype is %d: wanted is KS_F32 .. KS_U8", s->name, (int)in->dtype);
     if (in->ndims > TENSOR_DIMS_MAX)
-        return job_error(KS_EINVAL, "tensor '%s': ndims is %u, at most %d are allowed", s->name, in->ndims, TENSOR_DIMS_MAX);
+        return job_error(KS_EINVAL, "tensor '%s': ndims is %u, at most %d are allowed", s->name, in->ndims,
+                         TENSOR_DIMS_MAX);
     uint64_t bytes = dtype_size((enum dtype)in->dtype);
     for (uint32_t i = 0; i < in->ndims; i++) {
         if (!in->dims[i] || __builtin_mul_overflow(bytes, in->dims[i], &bytes) || bytes > INT64_MAX)
-            return job_error(KS_EINVAL, "tensor '%s': dims[%u] is %llu: wanted is 1 or more, and less than 2^63 bytes in all",
+            return job_error(KS_EINVAL,
+                             "tensor '%s': dims[%u] is %llu: wanted is 1 or more, and less than 2^63 bytes in all",
                              s->name, i, (unsigned long long)in->dims[i]);
         s->dim[i] = in->dims[i];
     }

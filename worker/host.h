@@ -9,8 +9,8 @@
  * host_uv.c   the job's thread
  *
  * One mutex guards all of struct ks_job. A thread that calls ks_push holds it while it steps the core and writes to the
- * sockets itself; the job's thread takes it for each event and gives it back while it polls and reads sockets. Functions
- * without another word are called with the lock held. "loop": on the job's thread only. */
+ * sockets itself; the job's thread takes it for each event and gives it back while it polls and reads sockets.
+ * Functions without another word are called with the lock held. "loop": on the job's thread only. */
 #ifndef WORKER_HOST_H
 #define WORKER_HOST_H
 
@@ -25,25 +25,27 @@
 
 enum {
     TICK_MS = 100,
-    REPEAT_US = 1000000,           /* JOIN, mode requests, the store: asked again */
-    CTL_PING_MS = 200, CTL_SILENCE_MS = 3000,
-    FLUSH_BYTES = 64 << 10,        /* a push writes itself from here on; less waits for the end of the step */
-    WAIT_LOG_US = 5000000, WAIT_LOG_AGAIN_US = 10000000,
-    CLOSE_LEAVE_MS = 2000,         /* ks_close waits so long for leaving in good order */
+    REPEAT_US = 1000000, /* JOIN, mode requests, the store: asked again */
+    CTL_PING_MS = 200,
+    CTL_SILENCE_MS = 3000,
+    FLUSH_BYTES = 64 << 10, /* a push writes itself from here on; less waits for the end of the step */
+    WAIT_LOG_US = 5000000,
+    WAIT_LOG_AGAIN_US = 10000000,
+    CLOSE_LEAVE_MS = 2000, /* ks_close waits so long for leaving in good order */
     JOB_TEXT = 512,
 };
 
 enum job_state {
-    JOB_OPENING = 1,   /* not in the view yet */
+    JOB_OPENING = 1, /* not in the view yet */
     JOB_RUNNING,
-    JOB_REJOINING,     /* fenced: on its way to be a new member */
+    JOB_REJOINING, /* fenced: on its way to be a new member */
     JOB_LEFT,
-    JOB_ENDED,         /* over for everybody; text */
-    JOB_FAILED,        /* ks_open has to fail; error, text */
+    JOB_ENDED,  /* over for everybody; text */
+    JOB_FAILED, /* ks_open has to fail; error, text */
     JOB_CLOSED,
 };
 
-struct host_loop;      /* host_uv.c */
+struct host_loop; /* host_uv.c */
 struct job_op;
 
 struct ks_handle {
@@ -52,22 +54,22 @@ struct ks_handle {
     struct ks_handle *call_next;   /* callbacks that are due */
     uint32_t pending;              /* operations that are not done */
     uint32_t waiters;
-    int status;                    /* the worst so far */
-    uint32_t tensor;               /* DECLARE: its index */
-    uint32_t unended;              /* pushes among them: in sync mode they need the end of the step */
+    int status;       /* the worst so far */
+    uint32_t tensor;  /* DECLARE: its index */
+    uint32_t unended; /* pushes among them: in sync mode they need the end of the step */
     bool done;
-    bool step;                     /* of ks_step_end */
-    bool forget;                   /* nobody waits for it: freed when it is done */
+    bool step;   /* of ks_step_end */
+    bool forget; /* nobody waits for it: freed when it is done */
     void (*fn)(void *arg, int outcome);
     void *arg;
-    char *text;                    /* of status; NULL: its general text */
+    char *text; /* of status; NULL: its general text */
 };
 
 struct job_op {
-    struct job_op *next;           /* spare list, or the tensor's list of those that are over */
+    struct job_op *next; /* spare list, or the tensor's list of those that are over */
     uint64_t id;
-    struct ks_handle *handle;      /* NULL: declares the tensor again in a new life */
-    struct ks_tensor *tensor;      /* may be NULL */
+    struct ks_handle *handle; /* NULL: declares the tensor again in a new life */
+    struct ks_tensor *tensor; /* may be NULL */
     bool push;
     int status;
 };
@@ -75,10 +77,10 @@ struct job_op {
 struct ks_tensor {
     struct ks_job *job;
     struct tensor_spec spec;
-    uint32_t index;                /* in this life's core */
-    bool ready;                    /* declared in this life */
-    bool declaring;                /* somebody's ks_tensor_register is under way */
-    int failed;                    /* it could not be declared again */
+    uint32_t index; /* in this life's core */
+    bool ready;     /* declared in this life */
+    bool declaring; /* somebody's ks_tensor_register is under way */
+    int failed;     /* it could not be declared again */
     char *failed_text;
     /* Payloads that name user memory in send queues. An operation that is over is told to its owner only when there are
      * none: he may free the memory then. */
@@ -93,7 +95,7 @@ struct peer {
     uint32_t loop;
     struct net_conn *conn;
     bool up, touched, listed;
-    uint8_t *scratch;              /* small payload that is arriving */
+    uint8_t *scratch; /* small payload that is arriving */
     size_t scratch_size;
 };
 
@@ -119,17 +121,17 @@ struct ks_job {
     bool has_job, has_leader;
     struct job_doc job;
     struct server_doc leader;
-    struct view *view;             /* newest that is known */
+    struct view *view; /* newest that is known */
 
-    uint64_t id;                   /* this life; 0: none */
+    uint64_t id; /* this life; 0: none */
     struct client_core *core;
     struct client_outbox out;
     bool stepping;
     struct net *data, *control;
     struct net_conn *leader_conn;
-    uint64_t leader_id;            /* of leader_conn */
+    uint64_t leader_id; /* of leader_conn */
     bool listed, fenced, declare_again;
-    bool lost;                     /* a step was under way when this member was fenced, and nobody was told yet */
+    bool lost; /* a step was under way when this member was fenced, and nobody was told yet */
     uint32_t redeclaring;
     uint64_t join_us;
     uint64_t leave_op;
@@ -146,13 +148,13 @@ struct ks_job {
     struct job_op *spare_ops;
     struct ks_handle *handles, *spare_handles, *calls;
     uint64_t steps_ended, steps_done;
-    int step_status;               /* of the newest that is done */
+    int step_status; /* of the newest that is done */
 
     bool mode_wanted;
     struct mode mode;
     uint64_t mode_us;
 
-    struct ks_stats stats;         /* of earlier lives, and what the core does not count */
+    struct ks_stats stats; /* of earlier lives, and what the core does not count */
 };
 
 /* ---- job.c ---- */
@@ -205,16 +207,16 @@ int handle_take(struct ks_handle *h);
 /* ---- life.c: loop ---- */
 void life_start(struct ks_job *j);
 void life_end(struct ks_job *j);
-void life_leader(struct ks_job *j);      /* the leader may be another one */
-void life_view(struct ks_job *j, struct view *v);   /* takes it */
+void life_leader(struct ks_job *j);               /* the leader may be another one */
+void life_view(struct ks_job *j, struct view *v); /* takes it */
 void life_tick(struct ks_job *j);
-bool life_send(struct ks_job *j, const struct frame_header *h, char *doc);   /* to the leader; takes doc */
+bool life_send(struct ks_job *j, const struct frame_header *h, char *doc); /* to the leader; takes doc */
 void life_join(struct ks_job *j);
 
 /* ---- peers.c: loop, but for peer_send ---- */
 extern const struct net_handlers peer_handlers;
 void peers_follow(struct ks_job *j);
-void peers_drop(struct ks_job *j);       /* all, without a word to the core */
+void peers_drop(struct ks_job *j); /* all, without a word to the core */
 void peer_send(struct ks_job *j, uint64_t server, uint32_t loop, const struct frame_header *h, const void *payload,
                void (*release)(void *arg), void *release_arg);
 void peer_untouch(struct peer *p);

@@ -57,7 +57,8 @@ int job_check(const struct ks_job *j)
     if (!j)
         return job_error(KS_EINVAL, "the job is NULL");
     if (j->forks != forks)
-        return job_error(KS_ESTATE, "this process was forked from the one that opened the job; it has to open one itself");
+        return job_error(KS_ESTATE,
+                         "this process was forked from the one that opened the job; it has to open one itself");
     return 0;
 }
 
@@ -120,10 +121,11 @@ static void waiting_to_be_listed(const struct ks_job *j, char *out, size_t size)
         snprintf(out, size, "waiting for server %s at %s: %s", j->leader.server.name, j->leader.server.ctl,
                  *j->leader_text ? j->leader_text : "connecting");
     else if (n < j->job.members_min)
-        snprintf(out, size, "waiting for members: %u of %u are in the view, and this one wants in", n, j->job.members_min);
+        snprintf(out, size, "waiting for members: %u of %u are in the view, and this one wants in", n,
+                 j->job.members_min);
     else
-        snprintf(out, size, "waiting for server %s to put this member into the view (epoch %llu)", j->leader.server.name,
-                 (unsigned long long)(j->view ? j->view->epoch : 0));
+        snprintf(out, size, "waiting for server %s to put this member into the view (epoch %llu)",
+                 j->leader.server.name, (unsigned long long)(j->view ? j->view->epoch : 0));
 }
 
 size_t job_waiting(const struct ks_job *j, char *out, size_t size)
@@ -150,7 +152,8 @@ size_t job_waiting(const struct ks_job *j, char *out, size_t size)
 int waiter_init(struct waiter *w, const struct ks_job *j, int64_t timeout_ms)
 {
     if (timeout_ms < -1)
-        return job_error(KS_EINVAL, "timeout_ms is %lld: wanted is -1 (the job's default) or more", (long long)timeout_ms);
+        return job_error(KS_EINVAL, "timeout_ms is %lld: wanted is -1 (the job's default) or more",
+                         (long long)timeout_ms);
     if (timeout_ms == -1)
         timeout_ms = j->set.timeout_ms;
     w->start_us = clock_now_us();
@@ -186,8 +189,9 @@ int job_lost(struct ks_job *j)
     if (!j->lost)
         return 0;
     j->lost = false;
-    return job_error(KS_EFENCED, "this member was cut off and removed from the job: the step that was under way is lost; pull "
-                                 "the parameters and go on as a new member");
+    return job_error(KS_EFENCED,
+                     "this member was cut off and removed from the job: the step that was under way is lost; pull "
+                     "the parameters and go on as a new member");
 }
 
 int job_until_running(struct ks_job *j, struct waiter *w)
@@ -195,12 +199,18 @@ int job_until_running(struct ks_job *j, struct waiter *w)
     char text[JOB_TEXT];
     for (;;) {
         switch (j->state) {
-        case JOB_RUNNING: return 0;
-        case JOB_FAILED: return job_error(j->error, "%s", j->text);
-        case JOB_ENDED: return job_error(KS_EJOB, "%s", j->text);
-        case JOB_LEFT: return job_error(KS_ESTATE, "this member has left the job");
-        case JOB_CLOSED: return job_error(KS_ECLOSED, "the job is closed");
-        default: break;
+        case JOB_RUNNING:
+            return 0;
+        case JOB_FAILED:
+            return job_error(j->error, "%s", j->text);
+        case JOB_ENDED:
+            return job_error(KS_EJOB, "%s", j->text);
+        case JOB_LEFT:
+            return job_error(KS_ESTATE, "this member has left the job");
+        case JOB_CLOSED:
+            return job_error(KS_ECLOSED, "the job is closed");
+        default:
+            break;
         }
         if (job_in_loop(j))
             return job_error(KS_ESTATE, "this member is joining again, and a callback must not wait");

@@ -18,7 +18,7 @@ struct ks_handle *handle_create(struct ks_job *j)
         h = mem_alloc(sizeof *h);
     memset(h, 0, sizeof *h);
     h->job = j;
-    h->pending = 1;      /* until handle_seal */
+    h->pending = 1; /* until handle_seal */
     h->next = j->handles;
     if (j->handles)
         j->handles->prev = h;
@@ -105,8 +105,9 @@ bool handle_wait(struct ks_handle *h, struct waiter *w, int *ret_status)
     char text[JOB_TEXT];
     while (!h->done) {
         if (never_ends(h)) {
-            *ret_status = job_error(KS_ESTATE, "ks_step_end was not called in step %lld: what it pushed has no result before",
-                                    (long long)client_core_step_now(j->core));
+            *ret_status =
+                job_error(KS_ESTATE, "ks_step_end was not called in step %lld: what it pushed has no result before",
+                          (long long)client_core_step_now(j->core));
             return false;
         }
         if (job_in_loop(j)) {
@@ -288,20 +289,38 @@ static void effect(struct ks_job *j, const struct client_effect *f)
 {
     struct frame_header h = {.type = FRAME_REPORT};
     switch (f->kind) {
-    case CLIENT_SEND: effect_send(j, f); break;
-    case CLIENT_SEND_SPEC: effect_send_spec(j, f); break;
-    case CLIENT_DONE: effect_done(j, f); break;
-    case CLIENT_STARTED: effect_started(j, f); break;
-    case CLIENT_STEP: job_notify(j); break;
-    case CLIENT_SEND_REPORT: (void)life_send(j, &h, report_encode(f->report)); break;
+    case CLIENT_SEND:
+        effect_send(j, f);
+        break;
+    case CLIENT_SEND_SPEC:
+        effect_send_spec(j, f);
+        break;
+    case CLIENT_DONE:
+        effect_done(j, f);
+        break;
+    case CLIENT_STARTED:
+        effect_started(j, f);
+        break;
+    case CLIENT_STEP:
+        job_notify(j);
+        break;
+    case CLIENT_SEND_REPORT:
+        (void)life_send(j, &h, report_encode(f->report));
+        break;
     case CLIENT_SEND_LEAVE:
         h.type = FRAME_LEAVE;
         h.step = f->step;
         (void)life_send(j, &h, NULL);
         break;
-    case CLIENT_FENCED: effect_fenced(j, f); break;
-    case CLIENT_ENDED: job_end(j, f->text); break;
-    case CLIENT_WANT_VIEW: follow_view_wanted(j); break;
+    case CLIENT_FENCED:
+        effect_fenced(j, f);
+        break;
+    case CLIENT_ENDED:
+        job_end(j, f->text);
+        break;
+    case CLIENT_WANT_VIEW:
+        follow_view_wanted(j);
+        break;
     }
 }
 

@@ -102,8 +102,8 @@ static void on_frame(void *arg, struct net_conn *c, const struct frame_header *h
     (void)discarded;
     if (!p->up)
         return;
-    struct client_event e = {.kind = CLIENT_FRAME, .from = p->server, .loop = p->loop, .header = *h,
-                             .payload = cookie ? payload : NULL};
+    struct client_event e = {
+        .kind = CLIENT_FRAME, .from = p->server, .loop = p->loop, .header = *h, .payload = cookie ? payload : NULL};
     job_step(j, &e);
 }
 

@@ -23,7 +23,8 @@ static int read_coord(const char *option, struct settings *s, char *err)
 {
     const char *v = option ? option : variable("KEEPSTEP_COORD");
     if (!v || !*v) {
-        snprintf(err, SETTINGS_ERR, "KEEPSTEP_COORD is not set: give the coordination store, local:DIR or etcd:URL[,URL]");
+        snprintf(err, SETTINGS_ERR,
+                 "KEEPSTEP_COORD is not set: give the coordination store, local:DIR or etcd:URL[,URL]");
         return KS_EINVAL;
     }
     if ((strncmp(v, "local:", 6) || !v[6]) && (strncmp(v, "etcd:", 5) || !v[5])) {
@@ -62,8 +63,9 @@ static int read_name(const char *option, struct settings *s, char *err)
     while (isgraph((unsigned char)*bad) && *bad != '"')
         bad++;
     if (!*v || *bad || str_copy(s->name, sizeof s->name, v)) {
-        snprintf(err, SETTINGS_ERR, "KEEPSTEP_NAME is \"%.80s\": wanted are 1 to %d printable characters without blanks or quotes",
-                 v, NAME_MAX_BYTES - 1);
+        snprintf(err, SETTINGS_ERR,
+                 "KEEPSTEP_NAME is \"%.80s\": wanted are 1 to %d printable characters without blanks or quotes", v,
+                 NAME_MAX_BYTES - 1);
         return KS_EINVAL;
     }
     return 0;
@@ -84,7 +86,8 @@ static int token_from_file(const char *path, struct settings *s, char *err)
         n--;
     text[n] = 0;
     if (bad || n == 0 || n > TOKEN_MAX_BYTES || memchr(text, 0, n)) {
-        snprintf(err, SETTINGS_ERR, "KEEPSTEP_TOKEN_FILE: %.120s must hold 1 to %d bytes of text", path, TOKEN_MAX_BYTES);
+        snprintf(err, SETTINGS_ERR, "KEEPSTEP_TOKEN_FILE: %.120s must hold 1 to %d bytes of text", path,
+                 TOKEN_MAX_BYTES);
         return KS_EINVAL;
     }
     s->token = mem_strdup(text);
@@ -119,8 +122,8 @@ static int read_number(const char *name, int64_t otherwise, int64_t min, int64_t
     errno = 0;
     long long n = strtoll(v, &end, 10);
     if (errno || *end || n < min || n > max) {
-        snprintf(err, SETTINGS_ERR, "%s is \"%.60s\": wanted is a whole number from %lld to %lld", name, v, (long long)min,
-                 (long long)max);
+        snprintf(err, SETTINGS_ERR, "%s is \"%.60s\": wanted is a whole number from %lld to %lld", name, v,
+                 (long long)min, (long long)max);
         return KS_EINVAL;
     }
     *ret = n;
@@ -134,8 +137,8 @@ static int read_numbers(const struct ks_options *o, struct settings *s, char *er
     if (rc)
         return rc;
     if (size > LOCAL_SIZE_MAX || o->timeout_ms < 0 || o->join_timeout_ms < 0) {
-        snprintf(err, SETTINGS_ERR, "options: local_size is at most %d, timeout_ms and join_timeout_ms are not negative",
-                 LOCAL_SIZE_MAX);
+        snprintf(err, SETTINGS_ERR,
+                 "options: local_size is at most %d, timeout_ms and join_timeout_ms are not negative", LOCAL_SIZE_MAX);
         return KS_EINVAL;
     }
     s->local_size = (uint32_t)size;

@@ -15,8 +15,9 @@
 static char dir[] = "/tmp/keepstep-api-XXXXXX";
 static char coord[64];
 
-static const char *const variables[] = {"KEEPSTEP_COORD", "KEEPSTEP_JOB", "KEEPSTEP_TOKEN", "KEEPSTEP_TOKEN_FILE",
-                                        "KEEPSTEP_NAME", "KEEPSTEP_LOCAL_SIZE", "KEEPSTEP_TIMEOUT"};
+static const char *const variables[] = {"KEEPSTEP_COORD",      "KEEPSTEP_JOB",  "KEEPSTEP_TOKEN",
+                                        "KEEPSTEP_TOKEN_FILE", "KEEPSTEP_NAME", "KEEPSTEP_LOCAL_SIZE",
+                                        "KEEPSTEP_TIMEOUT"};
 
 static int group_setup(void **state)
 {
@@ -191,14 +192,10 @@ static void test_error_texts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_coord, setup),
-        cmocka_unit_test_setup(test_names, setup),
-        cmocka_unit_test_setup(test_numbers, setup),
-        cmocka_unit_test_setup(test_token, setup),
-        cmocka_unit_test_setup(test_no_such_job, setup),
-        cmocka_unit_test_setup(test_store_does_not_answer, setup),
-        cmocka_unit_test_setup(test_null_everywhere, setup),
-        cmocka_unit_test_setup(test_error_texts, setup),
+        cmocka_unit_test_setup(test_coord, setup),           cmocka_unit_test_setup(test_names, setup),
+        cmocka_unit_test_setup(test_numbers, setup),         cmocka_unit_test_setup(test_token, setup),
+        cmocka_unit_test_setup(test_no_such_job, setup),     cmocka_unit_test_setup(test_store_does_not_answer, setup),
+        cmocka_unit_test_setup(test_null_everywhere, setup), cmocka_unit_test_setup(test_error_texts, setup),
     };
     return cmocka_run_group_tests(tests, group_setup, group_teardown);
 }
