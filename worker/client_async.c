@@ -152,11 +152,12 @@ void client_async_end(struct client_core *c, struct client_op *op)
         client_sync_read(c);
 }
 
-/* Servers must know the clock of every live member, also while a synchronous step is about to begin. */
-static bool clock_counts(const struct client_core *c)
+/* Servers must know the clock of every live member, also while a synchronous step is about to begin: a shard that is
+ * behind enters the synchronous steps by clocks, and who joins there waits for it. */
+bool client_clock_counts(const struct client_core *c)
 {
     if (c->phase == PHASE_READ)
-        return view_mode_at(c->view, c->step - 1).kind != MODE_SYNC;
+        return c->view->nmodes > 1 || c->view->mode[0].kind != MODE_SYNC;
     return (c->phase == PHASE_STEP || c->phase == PHASE_LEAVING) && c->mode != MODE_SYNC;
 }
 
@@ -178,11 +179,11 @@ void client_async_resend(struct client_core *c, struct client_loop *l, bool tenu
     bool early = MUTANT(34);
     if (!l->up)
         return;
-    if (early && clock_counts(c))
+    if (early && client_clock_counts(c))
         client_clock_send(c, l, true);
     for (const struct client_op *op = c->apushes.head; op; op = op->next)
         push_again(c, op, l, tenured_only);
-    if (!early && clock_counts(c))
+    if (!early && client_clock_counts(c))
         client_clock_send(c, l, true);
 }
 

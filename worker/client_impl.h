@@ -253,6 +253,7 @@ void client_async_push(struct client_core *c, struct client_op *op);
 void client_async_end(struct client_core *c, struct client_op *op);
 void client_async_resend(struct client_core *c, struct client_loop *l, bool tenured_only);
 void client_clock_send(struct client_core *c, struct client_loop *l, bool all_settings);
+bool client_clock_counts(const struct client_core *c);
 void client_clock_send_all(struct client_core *c, bool all_settings);
 void client_ack(struct client_core *c, const struct frame_header *h);
 void client_pull(struct client_core *c, struct client_op *op);

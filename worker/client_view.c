@@ -181,10 +181,13 @@ static void start_life(struct client_core *c, const struct view_member *m)
         client_init_resend(c, c->loops[i], false);
     }
     bool sync = view_mode_at(c->view, c->step).kind == MODE_SYNC;
-    if (c->step > 0 && (sync || view_mode_at(c->view, c->step - 1).kind == MODE_SYNC))
-        client_sync_read(c);
-    else
+    if (c->step == 0 || (!sync && view_mode_at(c->view, c->step - 1).kind != MODE_SYNC)) {
         client_begin(c);
+        return;
+    }
+    client_sync_read(c);
+    if (client_clock_counts(c))
+        client_clock_send_all(c, true);
 }
 
 static bool in_sync_step(const struct client_core *c)

@@ -1191,6 +1191,25 @@ static void a_joiner_reads_the_step_before(void **state)
     rig_free(r);
 }
 
+/* A shard that is still behind enters the synchronous steps by the clocks of all, also by this one's. */
+static void a_joiner_after_a_change_of_mode_says_its_clock(void **state)
+{
+    (void)state;
+    struct rig *r = rig_make(MODE_SSP);
+    r->view->member[0].join = 9;
+    r->view->nmodes = 2;
+    r->view->mode[1] = (struct mode){.from = 8, .kind = MODE_SYNC};
+    adopt(r);
+    up_all(r);
+    assert_string_equal("CD", order(r, 1));
+    assert_int_equal(9, sent(r, 1, FRAME_CLOCK, 0)->f.header.step);
+    assert_int_equal(8, sent(r, 1, FRAME_DONE, 0)->f.header.step);
+    complete_all(r, 8);
+    assert_int_equal(9, effect(r, CLIENT_STARTED, 0)->step);
+    assert_int_equal(4, count(r, -1, FRAME_CLOCK));
+    rig_free(r);
+}
+
 static void is_fenced_by_a_view(void **state)
 {
     (void)state;
@@ -1570,6 +1589,7 @@ int main(void)
         cmocka_unit_test(early_complete_without_a_result_asks),
         cmocka_unit_test(two_never_write_to_one_place),
         cmocka_unit_test(a_joiner_reads_the_step_before),
+        cmocka_unit_test(a_joiner_after_a_change_of_mode_says_its_clock),
         cmocka_unit_test(is_fenced_by_a_view),
         cmocka_unit_test(is_fenced_by_a_frame),
         cmocka_unit_test(hears_that_the_job_has_ended),
