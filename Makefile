@@ -30,8 +30,8 @@ ifneq ($(MUTANTS),)
 CFLAGS  += -DKEEPSTEP_MUTANTS
 endif
 SYS_LIBS := -luv -llmdb -lcurl -lcjson -lcrypto -lm
-PACKAGES := build-essential pkg-config libuv1-dev liblmdb-dev libcurl4-openssl-dev libcjson-dev libssl-dev
-TEST_PACKAGES := libcmocka-dev etcd-server python3
+PACKAGES := build-essential pkg-config libuv1-dev liblmdb-dev libcurl4-openssl-dev libcjson-dev libssl-dev python3
+TEST_PACKAGES := libcmocka-dev etcd-server
 
 FOLDERS := base wire net storage coord server worker
 SRC     := $(filter-out %main.c,$(foreach d,$(FOLDERS),$(wildcard $(d)/*.c)))
@@ -57,7 +57,7 @@ help:
 #: make mutants               remove one guard at a time; the simulator must notice each
 #: make bench                 measure against raw sockets, as ratios within one run
 #: make fuzz SECONDS=n        libFuzzer targets (clang), n seconds each
-#: make install PREFIX=dir    program, library, header, pkg-config file, man page
+#: make install PREFIX=dir    program, library, headers, pkg-config file, man page (make uninstall removes them)
 #: make format | lint         clang-format; layering, cores, compiler and clang-tidy checks
 
 deps:
@@ -94,7 +94,7 @@ $(BUILD)/tests/%: tests/%.c $(BUILD)/libkeepstep_all.a
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
 	$(Q)$(CC) $(CFLAGS) -MMD -MP -MF $@.d $< -o $@ $(BUILD)/libkeepstep_all.a $(LDFLAGS) -lcmocka $(SYS_LIBS)
-$(BUILD)/tests/integration/%: tests/integration/%.c $(BUILD)/tests/integration/rig.o $(BUILD)/libkeepstep_all.a $(BUILD)/keepstep
+$(filter $(BUILD)/tests/integration/%,$(TESTS)): $(BUILD)/tests/integration/%: tests/integration/%.c $(BUILD)/tests/integration/rig.o $(BUILD)/libkeepstep_all.a $(BUILD)/keepstep
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
 	$(Q)$(CC) $(CFLAGS) -MMD -MP -MF $@.d $< -o $@ $(filter %.o %.a,$^) $(LDFLAGS) -lcmocka $(SYS_LIBS)
@@ -123,6 +123,24 @@ fuzz: deps
 
 bench: all $(BENCH)
 	@BUILD=$(BUILD) bench/run
+
+DEST := $(DESTDIR)$(PREFIX)
+install: all
+	install -d $(DEST)/bin $(DEST)/lib/pkgconfig $(DEST)/include $(DEST)/share/man/man1
+	install -m 755 $(BUILD)/keepstep $(DEST)/bin/keepstep
+	install -m 755 $(BUILD)/libkeepstep.so $(DEST)/lib/libkeepstep.so.$(VERSION)
+	ln -sf libkeepstep.so.$(VERSION) $(DEST)/lib/libkeepstep.so.0
+	ln -sf libkeepstep.so.0 $(DEST)/lib/libkeepstep.so
+	install -m 644 worker/keepstep.h base/keepstep_err.h $(DEST)/include
+	sed -e 's,@PREFIX@,$(PREFIX),' -e 's,@VERSION@,$(VERSION),' worker/keepstep.pc.in >$(DEST)/lib/pkgconfig/keepstep.pc
+	install -m 644 docs/keepstep.1 $(DEST)/share/man/man1/keepstep.1
+	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" != 0 ] || ldconfig
+
+uninstall:
+	rm -f $(DEST)/bin/keepstep $(DEST)/lib/libkeepstep.so.$(VERSION) $(DEST)/lib/libkeepstep.so.0 $(DEST)/lib/libkeepstep.so \
+	    $(DEST)/include/keepstep.h $(DEST)/include/keepstep_err.h $(DEST)/lib/pkgconfig/keepstep.pc \
+	    $(DEST)/share/man/man1/keepstep.1
+	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" != 0 ] || ldconfig
 
 format:
 	clang-format -i $$(git ls-files '*.c' '*.h')
