@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "base/clock.h"
+#include "base/keepstep_err.h"
 #include "base/log.h"
 #include "server/cmd.h"
 #include "server/operator.h"
@@ -40,9 +41,15 @@ static int end_job(struct operator *o, const char *reason, struct job_state *s, 
     while (!(s->view && s->view->ended[0])) {
         if (clock_now_us() >= until)
             return -1;
-        if (s->has_leader && asked != s->leader.server.id && !operator_stop(o, s->leader.server.ctl, reason, ASK_MS, err)) {
-            asked = s->leader.server.id;
-            snprintf(err, ERR_TEXT, "the leader %.60s has not ended it", s->leader.server.name);
+        if (s->has_leader && asked != s->leader.server.id) {
+            int r = operator_stop(o, s->leader.server.ctl, reason, ASK_MS, err);
+            if (r == KS_EAUTH)
+                return -1;
+            if (!r) {
+                asked = s->leader.server.id;
+                snprintf(err, ERR_TEXT, "the leader %.60s has not ended it within %d s", s->leader.server.name,
+                         STOP_MS / 1000);
+            }
         }
         pause_ms(LOOK_MS);
         job_state_done(s);
@@ -68,7 +75,7 @@ static int stop(struct operator *o, const char *job, const char *reason, bool pu
     else if (!alive && !purge && !(s.view && s.view->ended[0]))
         status = cmd_fail(&cmd, "job '%s' has no server now: start one, or forget the job with --purge", job);
     else if (alive && end_job(o, reason, &s, err))
-        status = cmd_fail(&cmd, "job '%s' did not end within %d s: %s", job, STOP_MS / 1000, err);
+        status = cmd_fail(&cmd, "job '%s' was not stopped: %s", job, err);
     else if (purge && operator_forget(o, &s, READ_MS, err))
         status = cmd_fail(&cmd, "job '%s' could not be forgotten: %s", job, err);
     if (!status)
@@ -92,6 +99,7 @@ int cmd_stop(int argc, char **argv)
         return CMD_USAGE;
     const char *reason = cmd_value(&a, "--reason");
     log_init("stop");
+    log_level_set(LOG_OFF);
     signal(SIGPIPE, SIG_IGN);
     if (operator_open(&c, &o, err))
         return cmd_fail(&cmd, "%s", err);
