@@ -166,7 +166,8 @@ static void push_again(struct client_core *c, const struct client_op *op, const 
 {
     for (uint32_t i = 0; i < op->nslots; i++) {
         const struct client_shard *sh = &c->shard[client_shard_of(c, op->t, i)];
-        if (sh->serve != l || (op->slot[i].flags & SLOT_GOT) || (tenured_only && !sh->tenured))
+        if (sh->serve != l || (op->slot[i].flags & SLOT_GOT) || (tenured_only && !sh->tenured) ||
+            (MUTANT(33) && sh->tenured))
             continue;
         push_chunk(c, op, i);
         c->stats.resent++;

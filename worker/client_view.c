@@ -144,8 +144,7 @@ static void resend_view(struct client_core *c, struct client_loop *l, bool chang
     if (l->tenured) {
         client_declare_resend(c, l);
         client_init_resend(c, l, true);
-        if (!MUTANT(33))
-            client_sync_resend(c, l, true);
+        client_sync_resend(c, l, true);
         client_async_resend(c, l, true);
     }
     if (changed || l->tenured || l->lacks)
