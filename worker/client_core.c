@@ -386,7 +386,8 @@ bool client_core_started(const struct client_core *c)
 
 bool client_core_step_ended(const struct client_core *c)
 {
-    if (c->phase == PHASE_ENDED || (c->started && c->mode != MODE_SYNC))
+    /* Pushes of asynchronous steps before are acknowledged without it. */
+    if (c->phase == PHASE_ENDED || (c->started && c->mode != MODE_SYNC) || c->apushes.head)
         return true;
     for (const struct client_op *op = c->queue.head; op; op = op->next)
         if (op->kind == CLIENT_STEP_END)

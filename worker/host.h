@@ -30,6 +30,7 @@ enum {
     CTL_SILENCE_MS = 3000,
     FLUSH_BYTES = 64 << 10, /* a push writes itself from here on; less waits for the end of the step */
     WAIT_LOG_US = 5000000,
+    LEAVE_US = 1000, /* after a wait the loop is left to the next one for so long */
     WAIT_LOG_AGAIN_US = 10000000,
     CLOSE_LEAVE_MS = 2000, /* ks_close waits so long for leaving in good order */
     JOB_TEXT = 512,
@@ -107,6 +108,7 @@ struct ks_job {
     uint32_t nwaiting;
     struct host_loop *loop;
     pthread_t thread;
+    pthread_t driver;    /* who runs the loop now: its callbacks are "in the loop" */
     bool stop;
 
     enum job_state state;
@@ -131,7 +133,7 @@ struct ks_job {
     struct net_conn *leader_conn;
     uint64_t leader_id; /* of leader_conn */
     bool listed, fenced, declare_again;
-    bool lost; /* a step was under way when this member was fenced, and nobody was told yet */
+    bool lost; /* this member was fenced, and nobody was told yet */
     uint32_t redeclaring;
     uint64_t join_us;
     uint64_t leave_op;
@@ -231,6 +233,9 @@ int host_start(struct ks_job *j, char *err);
 /* Ends the thread; everything that belongs to the loop is gone then. Without the lock. */
 void host_stop(struct ks_job *j);
 void host_wake(struct ks_job *j);
+/* Lets the calling thread run the loop, until something happened or the time has come. The lock is given back meanwhile.
+ * False: another thread does that already. */
+bool host_drive(struct ks_job *j, uint64_t until_us);
 struct uv_loop_s *host_uv(struct ks_job *j);
 
 #endif

@@ -196,7 +196,6 @@ static void effect_done(struct ks_job *j, const struct client_effect *f)
     op->handle->tensor = f->tensor;
     op->handle->unended -= op->push;
     op->status = f->status;
-    j->lost |= f->status == KS_EFENCED && (op->push || op->handle->step);
     if (f->op == j->leave_op && !f->status) {
         j->state = JOB_LEFT;
         job_notify(j);
@@ -277,6 +276,8 @@ static void effect_started(struct ks_job *j, const struct client_effect *f)
 static void effect_fenced(struct ks_job *j, const struct client_effect *f)
 {
     log_warn("fenced", "job=%s id=%llu cause=\"%s\"", j->set.job, (unsigned long long)j->id, f->text);
+    /* Also when nothing was under way: the step that the application has in mind is over. */
+    j->lost |= j->state == JOB_RUNNING;
     if (j->state == JOB_RUNNING || j->state == JOB_REJOINING)
         j->state = JOB_REJOINING;
     j->fenced = true;

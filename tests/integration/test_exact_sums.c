@@ -55,24 +55,31 @@ static void step_check(struct world *w, const struct ks_job *j, int64_t step, un
     RIG_MUST(j, atomic_compare_exchange_strong(&w->result_of_step[step], &none, hash) || none == hash);
 }
 
+/* Slow machines may find a living member dead: it goes on as a new life. */
+static bool fenced(const struct ks_job *j, int rc)
+{
+    RIG_MUST(j, rc == KS_OK || rc == KS_EFENCED);
+    return rc == KS_EFENCED;
+}
+
 /* KS_OK or KS_EFENCED. */
 static int sync_step(struct world *w, struct ks_job *j, struct ks_tensor **t, unsigned life, int64_t value)
 {
     static int64_t in[N], out[PARAMS + 1][N];
     struct ks_handle *h[PARAMS + 1];
     int64_t step = ks_step(j);
-    int worst = 0, ended;
+    int worst = 0;
     fill(in, life, value);
     atomic_fetch_add(&w->life[life].pushed, value);
-    for (unsigned i = 0; i <= PARAMS; i++)
-        RIG_OK(j, ks_push_pull(t[i], in, out[i], 1.0, &h[i]));
-    ended = ks_step_end(j);
-    RIG_MUST(j, ended == KS_OK || ended == KS_EFENCED);
     for (unsigned i = 0; i <= PARAMS; i++) {
-        int rc = ks_wait(h[i], -1);
-        RIG_MUST(j, rc == KS_OK || rc == KS_EFENCED);
-        worst = rc ? rc : worst;
+        int rc = ks_push_pull(t[i], in, out[i], 1.0, &h[i]);
+        h[i] = rc ? NULL : h[i];
+        worst = fenced(j, rc) ? rc : worst;
     }
+    worst = fenced(j, ks_step_end(j)) ? KS_EFENCED : worst;
+    for (unsigned i = 0; i <= PARAMS; i++)
+        if (h[i] && fenced(j, ks_wait(h[i], -1)))
+            worst = KS_EFENCED;
     if (worst)
         return worst;
     step_check(w, j, step, life, value, out[PARAMS]);
@@ -88,41 +95,38 @@ static int own_pushes_seen(struct ks_job *j, struct ks_tensor *t, unsigned life,
 {
     static int64_t now[N];
     struct ks_handle *h;
-    RIG_OK(j, ks_pull(t, now, &h));
-    int rc = ks_wait(h, -1);
-    RIG_MUST(j, rc == KS_OK || rc == KS_EFENCED);
-    for (unsigned c = 0; rc == KS_OK && c < CHUNKS; c++)
+    if (fenced(j, ks_pull(t, now, &h)) || fenced(j, ks_wait(h, -1)))
+        return KS_EFENCED;
+    for (unsigned c = 0; c < CHUNKS; c++)
         RIG_MUST(j, now[c * LIVES + life] >= acked);
-    return rc;
+    return 0;
 }
 
 static int async_step(struct world *w, struct ks_job *j, struct ks_tensor **t, unsigned life, int64_t value)
 {
     static int64_t in[IN_FLIGHT][N];
     struct ks_handle *h[IN_FLIGHT][PARAMS + 1];
-    int worst = 0, ended;
+    int worst = 0;
     for (unsigned f = 0; f < IN_FLIGHT; f++) {
         fill(in[f], life, value);
         atomic_fetch_add(&w->life[life].pushed, value);
-        for (unsigned i = 0; i <= PARAMS; i++)
-            RIG_OK(j, ks_push(t[i], in[f], 1.0, &h[f][i]));
+        for (unsigned i = 0; i <= PARAMS; i++) {
+            int rc = ks_push(t[i], in[f], 1.0, &h[f][i]);
+            h[f][i] = fenced(j, rc) ? NULL : h[f][i];
+        }
     }
     for (unsigned f = 0; f < IN_FLIGHT; f++) {
         int mine = 0;
-        for (unsigned i = 0; i <= PARAMS; i++) {
-            int rc = ks_wait(h[f][i], -1);
-            RIG_MUST(j, rc == KS_OK || rc == KS_EFENCED);
-            mine = rc ? rc : mine;
-        }
+        for (unsigned i = 0; i <= PARAMS; i++)
+            if (!h[f][i] || fenced(j, ks_wait(h[f][i], -1)))
+                mine = KS_EFENCED;
         if (mine == 0)
             atomic_fetch_add(&w->life[life].acked, value);
         worst = mine ? mine : worst;
     }
     if (!worst)
         worst = own_pushes_seen(j, t[0], life, w->life[life].acked);
-    ended = ks_step_end(j);
-    RIG_MUST(j, ended == KS_OK || ended == KS_EFENCED);
-    return worst ? worst : ended;
+    return fenced(j, ks_step_end(j)) ? KS_EFENCED : worst;
 }
 
 static void member(struct rig_self *s)
