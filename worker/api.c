@@ -149,7 +149,10 @@ void ks_close(struct ks_job *job)
 {
     if (!job || job_check(job))
         return;
-    if (job_in_loop(job)) {
+    job_lock(job);
+    bool inside = job_in_loop(job);
+    job_unlock(job);
+    if (inside) {
         log_error("close", "cause=\"ks_close was called from a callback: the job stays open\"");
         return;
     }
