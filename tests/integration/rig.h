@@ -66,11 +66,14 @@ void rig_fail(struct rig *r, const char *file, int line, const char *format, ...
 /* Until the expression is true. */
 #define RIG_UNTIL(r, cond) RIG_UNTIL_MS(r, cond, 30000)
 #define RIG_UNTIL_MS(r, cond, ms)                                               \
-    for (uint64_t rig_end = clock_now_us() + (uint64_t)rig_ms(ms) * 1000; !(cond);) { \
-        rig_look((r));                                                          \
-        if (clock_now_us() > rig_end)                                           \
-            RIG_FAIL(r, "still not true: %s", #cond);                           \
-    }
+    do {                                                                        \
+        uint64_t rig_end = clock_now_us() + (uint64_t)rig_ms(ms) * 1000;        \
+        while (!(cond)) {                                                       \
+            rig_look(r);                                                        \
+            if (clock_now_us() > rig_end)                                       \
+                RIG_FAIL(r, "still not true: %s", #cond);                       \
+        }                                                                       \
+    } while (0)
 /* One millisecond in which everything that runs is looked at. */
 void rig_look(struct rig *r);
 
@@ -131,11 +134,14 @@ void rig_die(const struct ks_job *j, const char *file, int line, const char *for
     } while (0)
 /* Until something that another process writes into shared memory is true. */
 #define RIG_AWAIT(j, cond)                                                      \
-    for (uint64_t rig_end = clock_now_us() + (uint64_t)rig_ms(30000) * 1000; !(cond);) { \
-        rig_pause();                                                            \
-        if (clock_now_us() > rig_end)                                           \
-            rig_die(j, __FILE__, __LINE__, "still not true: %s", #cond);        \
-    }
+    do {                                                                        \
+        uint64_t rig_end = clock_now_us() + (uint64_t)rig_ms(30000) * 1000;     \
+        while (!(cond)) {                                                       \
+            rig_pause();                                                        \
+            if (clock_now_us() > rig_end)                                       \
+                rig_die(j, __FILE__, __LINE__, "still not true: %s", #cond);    \
+        }                                                                       \
+    } while (0)
 void rig_pause(void);
 /* Registers a one-dimensional tensor. */
 struct ks_tensor *rig_tensor(struct ks_job *j, const char *name, enum ks_dtype dtype, uint64_t n, enum ks_kind kind,
