@@ -38,7 +38,7 @@ static void conn_detach(struct net_conn *c, bool say, int status, const char *te
         c->net->stats.closes++;
     c->state = CONN_IDLE;
     c->link = NULL;
-    c->out_armed = c->paused = false;
+    c->out_armed = c->out_full = c->paused = false;
     c->write_error = 0;
     conn_undirty(c);
     if (c->sunk) {

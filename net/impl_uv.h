@@ -49,6 +49,7 @@ struct net_conn {
     bool connector;
     bool dead;       /* the owner has no handle any more */
     bool out_armed;  /* the loop writes as soon as the socket takes more */
+    bool out_full;   /* the socket took no more; trying again before it says so only costs system calls */
     bool paused;     /* not reading, it does not take what we answer */
     int write_error; /* an errno that the loop has to look at */
     void *tag;

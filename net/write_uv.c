@@ -44,8 +44,10 @@ int conn_write(struct net_conn *c)
         n->stats.writes++;
         if (done < 0 && errno == EINTR)
             continue;
-        if (done < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+        if (done < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+            c->out_full = true;
             return 1;
+        }
         if (done < 0) {
             c->write_error = errno;
             return KS_EIO;
@@ -54,8 +56,10 @@ int conn_write(struct net_conn *c)
         c->out_ms = net_now_ms();
         total += (size_t)done;
         send_queue_sent(&c->out, (size_t)done);
-        if ((size_t)done < size)
+        if ((size_t)done < size) {
+            c->out_full = true;
             return 1;
+        }
     }
     return 0;
 }
@@ -63,6 +67,7 @@ int conn_write(struct net_conn *c)
 /* On the loop's thread. */
 void conn_writable(struct net_conn *c)
 {
+    c->out_full = false;
     int rc = c->write_error ? KS_EIO : conn_write(c);
     if (rc < 0) {
         conn_fail(c, KS_ECLOSED, false, "write: %s", strerror(c->write_error));
@@ -77,8 +82,14 @@ void net_write_dirty(struct net *n)
     while (n->dirty) {
         struct net_conn *c = n->dirty;
         conn_undirty(c);
-        if (c->link && (c->write_error || !c->out_armed))
+        if (!c->link || (!c->write_error && c->out_armed))
+            continue;
+        if (c->out_full && !c->write_error) {
+            c->out_armed = true;
+            conn_events(c);
+        } else {
             conn_writable(c);
+        }
     }
 }
 
@@ -109,7 +120,7 @@ int net_send(struct net_conn *c, const struct frame_header *h, const void *paylo
         return KS_ECLOSED;
     }
     conn_queue(c, h, payload, release, release_arg);
-    if (c->out.bytes >= NET_WRITE_NOW_BYTES && !c->out_armed && !c->write_error)
+    if (c->out.bytes >= NET_WRITE_NOW_BYTES && !c->out_armed && !c->out_full && !c->write_error)
         (void)conn_write(c); /* the rest, or the error, is the loop's: the connection is dirty */
     return 0;
 }
@@ -118,7 +129,7 @@ int net_flush(struct net_conn *c)
 {
     if (!c->link || c->out_armed || c->state < CONN_HANDSHAKE)
         return 0;
-    if (!c->write_error && conn_write(c) == 0 && !c->paused) {
+    if (!c->write_error && !c->out_full && conn_write(c) == 0 && !c->paused) {
         conn_undirty(c);
         return 0;
     }

@@ -226,6 +226,7 @@ void async_pull(struct shard_core *c, struct chunk *ch, uint32_t slot, const str
         return;
     ARRAY_ROOM(ch->pull, ch->npull, ch->cpull);
     ch->pull[ch->npull++] = p;
+    ch->s->pulls_parked = true;
 }
 
 /* ---- clocks ---- */
@@ -253,13 +254,13 @@ static void transition_try(struct shard_core *c, struct shard *s)
         return;
     s->wants_transition = false;
     s->ncset = 0;
-    sync_facts_clear(s);
+    sync_facts_clear(c, s);
     sync_complete(c, s, sealed);
     if (c->cfg.durable)
         persist_shard(c, s);
     /* Nothing looks at the bound in synchronous steps: what was pulled under it is answered now. */
     for (uint32_t i = 0; i < s->nchunks; i++)
-        if (s->chunk[i]->npull)
+        if (s->pulls_parked && s->chunk[i]->npull)
             pulls_serve(c, s->chunk[i]);
     sync_try_shard(c, s);
 }
@@ -298,7 +299,7 @@ void async_recompute(struct shard_core *c, struct shard *s)
     }
     w_hold(c, s);
     for (uint32_t i = 0; i < s->nchunks; i++)
-        if (s->chunk[i]->npull)
+        if (s->pulls_parked && s->chunk[i]->npull)
             pulls_serve(c, s->chunk[i]);
     transition_try(c, s);
 }

@@ -28,6 +28,7 @@ struct shard_core *shard_core_create(const struct shard_config *config)
         if (!shard_is_mine(c, i))
             continue;
         s->nslots = MSET_MAX;
+        s->cset = mem_alloc(MSET_MAX * sizeof *s->cset);
         s->want = mem_alloc(MSET_MAX * sizeof *s->want);
         s->have = mem_alloc(MSET_MAX * sizeof *s->have);
         s->clock = mem_alloc(MSET_MAX * sizeof *s->clock);

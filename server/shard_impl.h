@@ -137,6 +137,7 @@ struct shard {
     uint32_t async_pending;       /* chunks with a version that is not on disk */
     bool wants_transition;
 
+    bool pulls_parked;            /* some chunk may have a parked pull */
     struct chunk **chunk;
     uint32_t nchunks, cchunks;
 };
@@ -194,8 +195,9 @@ struct shard_core {
     uint32_t ncompleted, ccompleted;
 
     struct shard_outbox *out;
-    struct shard_report *report;
-    uint32_t creport;
+    struct shard_report *report;   /* what was reported to `ballot` */
+    uint32_t nreport, creport;
+    struct ballot ballot;
     struct op_block *op_block, *op_now;
     uint64_t now_us;
     struct shard_stats stats;
@@ -246,7 +248,7 @@ void sync_mark_durable(struct shard_core *c, const struct wait *w);
 void sync_resolve(struct shard_core *c, struct shard *s);
 void sync_open(struct shard_core *c, struct shard *s);         /* recompute oset for complete + 1 */
 void sync_redo(struct shard_core *c, struct shard *s);         /* recompute have and done */
-void sync_facts_clear(struct shard *s);
+void sync_facts_clear(struct shard_core *c, struct shard *s);
 void sync_answer(struct shard_core *c, struct shard *s, uint32_t slot);
 void sync_serve_pulls(struct shard_core *c, struct shard *s);
 void sync_complete(struct shard_core *c, struct shard *s, int64_t step);

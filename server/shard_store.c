@@ -438,7 +438,7 @@ static int load_shard(struct shard_core *c, const uint8_t *key, const uint8_t *v
 {
     uint32_t no = (uint32_t)key[1] << 8 | key[2];
     const uint8_t *p = value;
-    if (no >= c->cfg.nshards || size < SHARD_HEAD || take(&p, 4) != RECORD_VERSION)
+    if (no >= c->cfg.nshards || !shard_is_mine(c, no) || size < SHARD_HEAD || take(&p, 4) != RECORD_VERSION)
         return corrupt(err, "a shard record");
     struct shard *s = &c->shard[no];
     uint32_t n = (uint32_t)take(&p, 4);
@@ -449,7 +449,6 @@ static int load_shard(struct shard_core *c, const uint8_t *key, const uint8_t *v
     s->w = (int64_t)take(&p, 8);
     s->w = s->w_held = s->w > s->complete + 1 ? s->w : s->complete + 1;
     s->since = take(&p, 8);
-    s->cset = mem_alloc((MSET_MAX + 1) * sizeof *s->cset);
     s->ncset = n;
     for (uint32_t i = 0; i < n; i++)
         s->cset[i] = take(&p, 8);
@@ -500,6 +499,7 @@ int shard_core_load(struct shard_core *c, const uint8_t *key, size_t key_size, c
 void shard_core_loaded(struct shard_core *c, uint64_t heir_of)
 {
     c->heir_of = heir_of;
+    c->ballot = (struct ballot){0};   /* what was answered as another's heir does not stand */
     for (uint32_t i = 0; i < c->cfg.nshards; i++) {
         struct shard *s = &c->shard[i];
         s->held = shard_is_mine(c, i);

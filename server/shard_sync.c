@@ -18,12 +18,12 @@ static bool has_result(const struct chunk *ch)
     return ch->cur.step == open_step(ch->s);
 }
 
-void sync_facts_clear(struct shard *s)
+void sync_facts_clear(struct shard_core *c, struct shard *s)
 {
     mset_clear(&s->fact);
     mset_clear(&s->done);
-    memset(s->want, 0, s->nslots * sizeof *s->want);
-    memset(s->have, 0, s->nslots * sizeof *s->have);
+    memset(s->want, 0, c->nslots * sizeof *s->want);
+    memset(s->have, 0, c->nslots * sizeof *s->have);
 }
 
 /* Whoever is known to have pushed all that it pushes: its fact is known, and all of it is here. */
@@ -38,7 +38,7 @@ static void done_update(struct shard *s, uint32_t slot)
 
 void sync_redo(struct shard_core *c, struct shard *s)
 {
-    memset(s->have, 0, s->nslots * sizeof *s->have);
+    memset(s->have, 0, c->nslots * sizeof *s->have);
     for (uint32_t i = 0; i < s->nchunks; i++) {
         const struct chunk *ch = s->chunk[i];
         for (uint32_t m = 0; m < c->nslots; m++)
@@ -155,10 +155,8 @@ static void mark_finish(struct shard_core *c, struct shard *s)
     int64_t step = open_step(s);
     struct mset set = s->mark_set;
     s->marking = false;
-    sync_facts_clear(s);
+    sync_facts_clear(c, s);
     sync_complete(c, s, step);
-    mem_free(s->cset);
-    s->cset = mem_alloc((MSET_MAX + 1) * sizeof *s->cset);
     s->ncset = 0;
     for (uint32_t m = 0; m < c->nslots; m++)
         if (mset_has(&set, m))
@@ -260,8 +258,10 @@ void sync_flush_completed(struct shard_core *c)
         b->len = 2 * n;
         c->ncompleted = rest;
         struct frame_header h = {.type = FRAME_COMPLETE, .step = step};
+        /* Whoever joins asynchronous steps reads the last synchronous one too, however far ahead it joins. */
+        bool all = shard_mode(c, step + 1).kind != MODE_SYNC;
         for (uint32_t m = 0; m < c->nslots; m++)
-            if (c->slot[m].id && c->slot[m].live && c->slot[m].join <= step + 1)
+            if (c->slot[m].id && c->slot[m].live && (c->slot[m].join <= step + 1 || all))
                 shard_send(c, c->slot[m].id, &h, b);
         buf_unref(b);
     }
@@ -500,11 +500,14 @@ void sync_pull(struct shard_core *c, struct chunk *ch, uint32_t slot, const stru
     }
     ARRAY_ROOM(ch->pull, ch->npull, ch->cpull);
     ch->pull[ch->npull++] = p;
+    ch->s->pulls_parked = true;
 }
 
 void sync_serve_pulls(struct shard_core *c, struct shard *s)
 {
-    for (uint32_t i = 0; i < s->nchunks; i++) {
+    bool parked = s->pulls_parked;
+    s->pulls_parked = false;
+    for (uint32_t i = 0; parked && i < s->nchunks; i++) {
         struct chunk *ch = s->chunk[i];
         uint32_t n = 0;
         for (uint32_t k = 0; k < ch->npull; k++) {
@@ -515,6 +518,7 @@ void sync_serve_pulls(struct shard_core *c, struct shard *s)
                 ch->pull[n++] = *p;
         }
         ch->npull = n;
+        s->pulls_parked |= n > 0;
     }
 }
 
@@ -582,7 +586,7 @@ void sync_resolve(struct shard_core *c, struct shard *s)
         s->w = s->w_held = s->complete + 1;
         s->ncset = 0;
         if (!MUTANT(18))
-            sync_facts_clear(s);
+            sync_facts_clear(c, s);
         log_debug("reopen", "shard=%u step=%lld", s->no, (long long)s->complete + 1);
     }
     sync_open(c, s);

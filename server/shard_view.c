@@ -95,10 +95,17 @@ static void cut_set(struct shard_core *c, const uint64_t *ids, uint32_t n)
     c->ncut = n;
 }
 
-void shard_on_prepare(struct shard_core *c, const struct prepare *p)
+static void report_send(struct shard_core *c)
 {
-    uint32_t n = 0;
-    cut_set(c, p->gone, p->ngone);
+    struct shard_effect *e = shard_effect_add(c, SHARD_REPORT);
+    e->ballot = c->ballot;
+    e->nreports = c->nreport;
+    e->reports = c->report;
+}
+
+static void report_all(struct shard_core *c, const struct prepare *p)
+{
+    c->nreport = 0;
     for (uint32_t i = 0; i < c->cfg.nshards; i++) {
         struct shard *s = &c->shard[i];
         if (!shard_is_mine(c, i))
@@ -107,16 +114,25 @@ void shard_on_prepare(struct shard_core *c, const struct prepare *p)
         enum holder_role role = role_of(c, s, p);
         if (!role)
             continue;
-        ARRAY_ROOM(c->report, n, c->creport);
-        c->report[n] = report_one(c, s, p, role);
+        ARRAY_ROOM(c->report, c->nreport, c->creport);
+        c->report[c->nreport] = report_one(c, s, p, role);
         if (p->njoins)
-            s->cap = s->w_cap = c->report[n].join;
-        n++;
+            s->cap = s->w_cap = c->report[c->nreport].join;
+        c->nreport++;
     }
-    struct shard_effect *e = shard_effect_add(c, SHARD_REPORT);
-    e->ballot = p->ballot;
-    e->nreports = n;
-    e->reports = c->report;
+}
+
+void shard_on_prepare(struct shard_core *c, const struct prepare *p)
+{
+    /* Asked again: the first answer stands, whichever copy of it arrives, and so does its cap. */
+    if (p->ballot.term == c->ballot.term && p->ballot.round == c->ballot.round) {
+        report_send(c);
+        return;
+    }
+    c->ballot = p->ballot;
+    cut_set(c, p->gone, p->ngone);
+    report_all(c, p);
+    report_send(c);
     for (uint32_t i = 0; !p->njoins && c->view && i < c->cfg.nshards; i++) {
         if (!c->shard[i].primary)
             continue;
@@ -219,7 +235,7 @@ static void promote(struct shard_core *c, struct shard *s, uint64_t since)
     s->primary = true;
     s->since = since;
     s->marking = false;
-    sync_facts_clear(s);
+    sync_facts_clear(c, s);
     async_promoted(c, s);
     sync_open(c, s);
     sync_redo(c, s);
@@ -251,7 +267,7 @@ static void demote(struct shard_core *c, struct shard *s)
         acc_clear(c, s->chunk[i]);
         s->chunk[i]->npull = s->chunk[i]->nack = 0;
     }
-    sync_facts_clear(s);
+    sync_facts_clear(c, s);
 }
 
 static void adopt_shard(struct shard_core *c, struct shard *s, const struct view_shard *vs)

@@ -149,7 +149,7 @@ void client_async_end(struct client_core *c, struct client_op *op)
     client_op_done(c, op, KS_OK, NULL);
     c->mode = view_mode_at(c->view, c->step).kind;
     if (c->mode == MODE_SYNC)
-        client_sync_read(c);
+        client_sync_read(c, c->step - 1);
 }
 
 /* Servers must know the clock of every live member, also while a synchronous step is about to begin: a shard that is

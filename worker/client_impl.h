@@ -21,7 +21,7 @@ enum { CLIENT_RETRY_US = 1000000, CLIENT_STALENESS = 64 };
 
 enum client_phase {
     PHASE_NEW,   /* not in a view yet */
-    PHASE_READ,  /* reads step - 1 before it begins `step` */
+    PHASE_READ,  /* waits until step `read` is complete before it begins `step` */
     PHASE_HELD,  /* between two steps: the mode is being changed */
     PHASE_STEP,  /* operations go out as they come */
     PHASE_ENDED, /* sync: the step is ended and not finished; operations queue */
@@ -143,12 +143,12 @@ struct client_core {
 
     enum client_phase phase;
     bool started;
-    int64_t step;
+    int64_t step, read;
     enum mode_kind mode; /* of `step` */
     uint32_t setver;     /* epoch that last changed set(step) */
     uint32_t ncomplete;
     bool lacks; /* some loop does */
-    uint64_t phase_us;
+    uint64_t phase_us, read_us;
 
     struct client_list queue, pushes, apushes, pulls, inits;
     struct client_op *step_op, *leave_op, *spare;
@@ -236,7 +236,7 @@ void client_inited(struct client_core *c, struct client_loop *l, const struct fr
 /* client_sync.c */
 void client_sync_push(struct client_core *c, struct client_op *op);
 void client_sync_end(struct client_core *c, struct client_op *op);
-void client_sync_read(struct client_core *c);
+void client_sync_read(struct client_core *c, int64_t step);
 void client_sync_resend(struct client_core *c, struct client_loop *l, bool tenured_only);
 void client_sync_done(struct client_core *c, struct client_loop *l);
 void client_sync_recount(struct client_core *c);

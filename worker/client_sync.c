@@ -6,7 +6,7 @@
 /* The step that COMPLETE, RESULT and DONE are about. */
 static int64_t open_step(const struct client_core *c)
 {
-    return c->phase == PHASE_READ ? c->step - 1 : c->step;
+    return c->phase == PHASE_READ ? c->read : c->step;
 }
 
 static bool in_step(const struct client_core *c)
@@ -196,10 +196,12 @@ static void shards_clear(struct client_core *c)
         c->loops[i]->again = c->loops[i]->again_sent = c->loops[i]->lacks = false;
 }
 
-/* What step - 1 left behind must be complete everywhere before `step` can begin. */
-void client_sync_read(struct client_core *c)
+/* What that step left behind must be complete everywhere before c->step can begin. */
+void client_sync_read(struct client_core *c, int64_t step)
 {
     c->phase = PHASE_READ;
+    c->read = step;
+    c->read_us = c->now_us;
     c->phase_us = c->now_us;
     shards_clear(c);
     done_send_all(c);

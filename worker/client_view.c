@@ -171,6 +171,24 @@ static bool sets_equal(const struct view *a, const struct view *b, int64_t step)
     }
 }
 
+/* The step that must be complete before a member can join at `step`, or -1. A synchronous step may still be open when
+ * asynchronous ones after it are joined already: nobody may push to what it has not sealed. */
+static int64_t step_to_read(const struct view *v, int64_t step)
+{
+    if (view_mode_at(v, step).kind == MODE_SYNC)
+        return step - 1;
+    int64_t end = step;
+    for (uint32_t i = v->nmodes; i-- > 0;) {
+        const struct mode *m = &v->mode[i];
+        if (m->from >= step)
+            continue;
+        if (m->kind == MODE_SYNC)
+            return end - 1;
+        end = m->from;
+    }
+    return -1;
+}
+
 static void start_life(struct client_core *c, const struct view_member *m)
 {
     c->step = m->join;
@@ -179,12 +197,12 @@ static void start_life(struct client_core *c, const struct view_member *m)
         client_declare_resend(c, c->loops[i]);
         client_init_resend(c, c->loops[i], false);
     }
-    bool sync = view_mode_at(c->view, c->step).kind == MODE_SYNC;
-    if (c->step == 0 || (!sync && view_mode_at(c->view, c->step - 1).kind != MODE_SYNC)) {
+    int64_t read = step_to_read(c->view, c->step);
+    if (read < 0) {
         client_begin(c);
         return;
     }
-    client_sync_read(c);
+    client_sync_read(c, read);
     if (client_clock_counts(c))
         client_clock_send_all(c, true);
 }
@@ -196,7 +214,7 @@ static bool in_sync_step(const struct client_core *c)
 
 static void next_view(struct client_core *c, const struct view *old)
 {
-    int64_t step = c->phase == PHASE_READ ? c->step - 1 : c->step;
+    int64_t step = c->phase == PHASE_READ ? c->read : c->step;
     bool skipped = c->view->epoch > old->epoch + 1 && c->view->mchg > old->epoch;
     bool changed = in_sync_step(c) && (skipped || !sets_equal(old, c->view, step));
     if (changed)
@@ -357,8 +375,19 @@ void client_saw_epoch(struct client_core *c, uint32_t epoch)
     client_emit(c, CLIENT_WANT_VIEW);
 }
 
+/* COMPLETE comes by itself to members that join right after that step. Who joins later has to ask. */
+static void read_again(struct client_core *c)
+{
+    if (c->phase != PHASE_READ || c->read == c->step - 1 || c->now_us - c->read_us < CLIENT_RETRY_US)
+        return;
+    c->read_us = c->now_us;
+    for (uint32_t i = 0; i < c->nloops; i++)
+        client_sync_done(c, c->loops[i]);
+}
+
 void client_tick(struct client_core *c)
 {
+    read_again(c);
     if (c->want_view && c->now_us - c->want_us >= CLIENT_RETRY_US) {
         c->want_us = c->now_us;
         client_emit(c, CLIENT_WANT_VIEW);

@@ -159,6 +159,7 @@ static void add_leaving(struct line *l)
 size_t client_core_waiting(const struct client_core *c, uint64_t now_us, char *out, size_t size)
 {
     struct line l = {.c = c, .now_us = now_us, .out = out, .size = size};
+    char what[64];
     if (!size)
         return 0;
     out[0] = 0;
@@ -167,7 +168,8 @@ size_t client_core_waiting(const struct client_core *c, uint64_t now_us, char *o
         add(&l, "waiting for a view that lists this member");
         break;
     case PHASE_READ:
-        add_shards(&l, "for the step before to be complete");
+        snprintf(what, sizeof what, "for step %lld to be complete", (long long)c->read);
+        add_shards(&l, what);
         break;
     case PHASE_ENDED:
         if (c->done_held)

@@ -31,6 +31,7 @@ enum {
     FLUSH_BYTES = 64 << 10, /* a push writes itself from here on; less waits for the end of the step */
     WAIT_LOG_US = 5000000,
     LEAVE_US = 1000, /* after a wait the loop is left to the next one for so long */
+    STAY_US = 100000, /* how long the job's thread sleeps while another one runs the loop */
     WAIT_LOG_AGAIN_US = 10000000,
     CLOSE_LEAVE_MS = 2000, /* ks_close waits so long for leaving in good order */
     JOB_TEXT = 512,

@@ -19,6 +19,7 @@ struct host_loop {
     bool taken;              /* an application thread runs the loop, or wants to */
     bool over;               /* nothing is left to run */
     uint64_t leave_us;       /* the job's thread stays away until then: the next wait comes soon */
+    uint64_t stay_us;        /* it sleeps until then; 0: it does not */
 };
 
 struct uv_loop_s *host_uv(struct ks_job *j)
@@ -94,20 +95,27 @@ static void on_tick(uv_timer_t *t)
     job_unlock(j);
 }
 
-/* The job's thread leaves the loop to threads of the application that wait, and for a moment after. Lock held. */
+static void stay_until(struct ks_job *j, uint64_t at_us)
+{
+    struct timespec at = {.tv_sec = (time_t)(at_us / 1000000), .tv_nsec = (long)(at_us % 1000000) * 1000};
+    j->loop->stay_us = at_us;
+    (void)pthread_cond_timedwait(&j->loop->resume, &j->mutex, &at);
+    j->loop->stay_us = 0;
+}
+
+/* The job's thread leaves the loop to threads of the application that wait, and for a moment after: a program that waits
+ * again and again has no second thread woken in each round. Lock held. */
 static void stay_away(struct ks_job *j)
 {
     struct host_loop *l = j->loop;
     while (!j->stop && (l->taken || l->leave_us)) {
         uint64_t now = clock_now_us();
-        if (!l->taken && now >= l->leave_us)
-            l->leave_us = 0;
         if (l->taken) {
-            pthread_cond_wait(&l->resume, &j->mutex);
-        } else if (l->leave_us) {
-            struct timespec at = {.tv_sec = (time_t)(l->leave_us / 1000000),
-                                  .tv_nsec = (long)(l->leave_us % 1000000) * 1000};
-            (void)pthread_cond_timedwait(&l->resume, &j->mutex, &at);
+            stay_until(j, now + STAY_US);
+        } else if (now < l->leave_us) {
+            stay_until(j, l->leave_us);
+        } else {
+            l->leave_us = 0;
         }
     }
 }
@@ -159,16 +167,18 @@ bool host_drive(struct ks_job *j, uint64_t until_us)
     uv_update_time(&l->uv);
     uv_timer_start(&l->until, on_until, until_us > now ? (until_us - now + 999) / 1000 : 0, 0);
     job_unlock(j);
-    l->over = uv_run(&l->uv, UV_RUN_ONCE) == 0;
+    bool over = uv_run(&l->uv, UV_RUN_ONCE) == 0;
     job_lock(j);
-    if (!l->over)
+    l->over = over;
+    if (!over)
         uv_timer_stop(&l->until);
     j->driver = before;
     pthread_mutex_unlock(&l->turn);
     l->taken = false;
     /* Whoever else waits must not wait for our next call. */
     l->leave_us = j->stop || j->nwaiting > 1 ? 0 : clock_now_us() + LEAVE_US;
-    pthread_cond_signal(&l->resume);
+    if (l->stay_us > l->leave_us)
+        pthread_cond_signal(&l->resume);
     return true;
 }
 

@@ -64,7 +64,7 @@ int job_check(const struct ks_job *j)
 
 bool job_in_loop(const struct ks_job *j)
 {
-    return pthread_equal(pthread_self(), j->thread);
+    return pthread_equal(pthread_self(), j->driver);
 }
 
 void job_notify(struct ks_job *j)
@@ -177,7 +177,8 @@ bool waiter_wait(struct waiter *w, struct ks_job *j)
     uint64_t until = w->deadline_us < w->log_us ? w->deadline_us : w->log_us;
     struct timespec at = {.tv_sec = (time_t)(until / 1000000), .tv_nsec = (long)(until % 1000000) * 1000};
     j->nwaiting++;
-    (void)pthread_cond_timedwait(&j->cond, &j->mutex, &at);
+    if (!host_drive(j, until))
+        (void)pthread_cond_timedwait(&j->cond, &j->mutex, &at);
     j->nwaiting--;
     if (j->state == JOB_CLOSED && j->nwaiting == 0)
         pthread_cond_broadcast(&j->cond);
