@@ -1177,7 +1177,7 @@ static void a_joiner_reads_the_step_before(void **state)
     r->w = declare_all(r, "w", W_FLOATS);
     push(r, g, NULL);
     assert_int_equal(0, r->n);
-    assert_non_null(strstr(waiting(r), "for the step before to be complete"));
+    assert_non_null(strstr(waiting(r), "for step 4 to be complete (shards 0, 1, 2, 3)"));
     complete_at(r, 0, 4, 0);
     member_gone(view_next(r), 3);
     adopt(r);
@@ -1207,6 +1207,28 @@ static void a_joiner_after_a_change_of_mode_says_its_clock(void **state)
     complete_all(r, 8);
     assert_int_equal(9, effect(r, CLIENT_STARTED, 0)->step);
     assert_int_equal(4, count(r, -1, FRAME_CLOCK));
+    rig_free(r);
+}
+
+/* Others may still be in the last synchronous step when asynchronous ones can be joined. */
+static void an_async_joiner_reads_the_last_sync_step(void **state)
+{
+    (void)state;
+    struct rig *r = rig_make(MODE_SYNC);
+    r->view->member[0].join = 9;
+    r->view->nmodes = 2;
+    r->view->mode[1] = (struct mode){.from = 7, .kind = MODE_ASYNC};
+    adopt(r);
+    up_all(r);
+    assert_int_equal(6, sent(r, 1, FRAME_DONE, 0)->f.header.step);
+    assert_null(effect(r, CLIENT_STARTED, 0));
+    complete_at(r, 1, 6, 0);
+    forget(r);
+    tick(r, 2);
+    assert_int_equal(0, count(r, 1, FRAME_DONE));
+    assert_int_equal(3, count(r, -1, FRAME_DONE));
+    complete_all(r, 6);
+    assert_int_equal(9, effect(r, CLIENT_STARTED, 0)->step);
     rig_free(r);
 }
 
@@ -1590,6 +1612,7 @@ int main(void)
         cmocka_unit_test(two_never_write_to_one_place),
         cmocka_unit_test(a_joiner_reads_the_step_before),
         cmocka_unit_test(a_joiner_after_a_change_of_mode_says_its_clock),
+        cmocka_unit_test(an_async_joiner_reads_the_last_sync_step),
         cmocka_unit_test(is_fenced_by_a_view),
         cmocka_unit_test(is_fenced_by_a_frame),
         cmocka_unit_test(hears_that_the_job_has_ended),
