@@ -44,9 +44,10 @@ void shard_core_loaded(struct shard_core *c, uint64_t heir_of);
 struct buf *shard_core_sink(struct shard_core *c, uint64_t from, const struct frame_header *h);
 
 enum shard_event_kind {
-    SHARD_FRAME = 1,     /* data frame of member `from` */
+    SHARD_FRAME = 1,     /* data frame of member `from`, or of loop `loop` of server `from` (types 48..63) */
     SHARD_DECLARE,       /* FRAME_DECLARE, decoded by the host */
-    SHARD_PEER_UP,       /* a connection of `from` is new: what it had not got is lost */
+    SHARD_PEER_UP,       /* a connection of `from` is new: what it had not got is lost. Of a server's loop: `loop`,
+                            `is_server`, and `outgoing` when this side connected (it then is the primary of something there) */
     SHARD_DURABLE,       /* every persist effect with seq <= this one is on disk */
     SHARD_PREPARE,       /* cut off, cap, report */
     SHARD_ADOPT,         /* a committed view */
@@ -55,6 +56,8 @@ struct shard_event {
     enum shard_event_kind kind;
     uint64_t now_us;
     uint64_t from;
+    uint32_t loop;
+    bool is_server, outgoing;
     struct frame_header header;
     struct buf *payload;
     bool discarded;
@@ -65,7 +68,9 @@ struct shard_event {
 };
 
 enum shard_effect_kind {
-    SHARD_SEND = 1,      /* header (+ payload) to node `to`; dropped when there is no connection */
+    SHARD_SEND = 1,      /* header (+ payloads) to node `to`; dropped when there is no connection. is_server: to loop `loop`
+                            of that server: types IMAGE, MARK, SYNC_END, DECLARE on the connection that this side made, acks and
+                            HAVE on the one that it accepted */
     SHARD_PERSIST,       /* store ops as one batch; answer with SHARD_DURABLE(seq) */
     SHARD_REPORT,        /* answer to SHARD_PREPARE */
     SHARD_WANT_VIEW,     /* a frame of a newer epoch waits: fetch the view */
@@ -78,6 +83,9 @@ struct shard_effect {
     struct frame_header header;     /* len is the payload's; epoch is set */
     struct buf *payload;            /* one reference, or NULL */
     uint32_t offset;                /* payload bytes start here in the buffer */
+    struct buf *more[2];            /* the payload goes on with these, one reference each; header.len counts all */
+    bool is_server;
+    uint32_t loop;
     uint64_t seq;
     uint32_t nops;
     struct store_op *ops;           /* owned by the outbox until the next step */

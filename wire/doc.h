@@ -18,7 +18,8 @@ struct job_doc {
     char job[NAME_MAX_BYTES];
     uint32_t nshards, chunk_bytes;
     uint32_t servers_min, members_min;     /* to wait for before the first view / the first step */
-    uint32_t replicas;                      /* backups per shard */
+    uint32_t replicas;                      /* backups per shard that are wanted */
+    uint32_t replicas_min;                  /* fewer: steps stop until there are as many again */
     bool deterministic;
     char durability[16];                    /* "none", "write" */
     struct mode mode;
@@ -52,6 +53,10 @@ struct ballot {
     uint64_t term;
     uint64_t round;
 };
+struct shard_move {
+    uint32_t shard;
+    uint64_t to;
+};
 struct prepare {
     struct ballot ballot;
     struct view *base;                      /* the view that is being changed; owned */
@@ -62,6 +67,8 @@ struct prepare {
     uint32_t nheirs;                        /* returning servers that report from their disk */
     uint64_t *heir, *heir_of;
     bool mode_change;                       /* members report their clock and start no later step */
+    uint32_t nmoves;                        /* backups that become primary: fenced against the old one from now on */
+    struct shard_move *move;
 };
 void prepare_done(struct prepare *p);       /* frees what it owns */
 void prepare_copy(struct prepare *dst, const struct prepare *src);
@@ -72,7 +79,9 @@ enum holder_role { HOLDER_PRIMARY = 1, HOLDER_BACKUP, HOLDER_JOINER, HOLDER_HEIR
 struct shard_report {
     uint32_t shard;
     enum holder_role role;
-    bool full;
+    bool full;              /* JOINER: it has everything (SYNC_END) since it is listed under this primary */
+    uint32_t nsynced;       /* PRIMARY: joiners that confirmed (SYNC_OK) */
+    uint64_t synced[BACKUPS_MAX];
     int64_t complete;       /* RULES: c (what L is the minimum of) */
     int64_t join;           /* RULES: j (what J is the maximum of) */
 };
@@ -126,6 +135,7 @@ struct hello {
     uint64_t id;                            /* 0: operator */
     uint64_t epoch;                         /* of its view; 0: none */
     uint32_t chunk_bytes;                   /* 0: control connection */
+    uint32_t loop;                          /* role server, data connection: the connecting loop */
     uint8_t nonce[NONCE_BYTES];
 };
 char *hello_encode(const struct hello *h);

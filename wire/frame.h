@@ -55,8 +55,14 @@ enum frame_type {
     FRAME_FENCED,       /* server: you are not in the committed view of `epoch` */
     FRAME_REFUSED,      /* server: tensor chunk step seq status; this frame changed nothing */
 
-    /* 48..63: between servers, for replication (image, mark, their acks, have, sync end). */
-    FRAME_IMAGE = 48, FRAME_IMAGE_ACK, FRAME_MARK, FRAME_MARK_ACK, FRAME_HAVE, FRAME_SYNC_END, FRAME_SYNC_OK,
+    /* Between servers. Primary -> holder on the connection that the primary made; answers go back on the same. */
+    FRAME_IMAGE = 48,  /* tensor chunk step version, seq = item number; value or gradient bytes, state bytes, image trailer */
+    FRAME_IMAGE_ACK,   /* tensor chunk seq; status KS_EAGAIN: the base of a gradient is not here, send all of it */
+    FRAME_MARK,        /* tensor = shard, step = complete, seq = item number; payload: shard record, settings */
+    FRAME_MARK_ACK,    /* tensor = shard, seq */
+    FRAME_HAVE,        /* joiner -> primary: tensor = shard; payload: what it holds (struct have_entry) */
+    FRAME_SYNC_END,    /* tensor = shard: you have everything */
+    FRAME_SYNC_OK,     /* joiner -> primary: tensor = shard */
 
     /* Control connections. All payloads are JSON documents of wire/doc.h. */
     FRAME_JOIN = 80,   /* member -> controller: struct join_doc */
@@ -78,6 +84,8 @@ enum frame_flag {
     FRAME_AGAIN = 4,        /* DONE: re-send what was released */
     FRAME_READER = 8,       /* DONE: a joiner reads step join-1 */
     FRAME_INITIALISED = 16, /* DECLARED: the tensor has its first value */
+    FRAME_GRADIENT = 32,    /* IMAGE: the bytes are the reduced gradient; the holder applies it to the version before */
+    FRAME_BEFORE = 64,      /* IMAGE: this is the version before one that may be undone (catching up) */
 };
 
 struct frame_header {
