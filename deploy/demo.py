@@ -382,6 +382,7 @@ def options():
     p.add_argument("--steps", type=int, default=300)
     p.add_argument("--pause", type=int, default=10, help="milliseconds between a worker's steps")
     p.add_argument("--modes", default="sync,ssp:3,async")
+    p.add_argument("--keep", action="store_true", help="leave the directory with logs and data")
     return p.parse_args()
 
 
@@ -404,7 +405,10 @@ def main():
         return 1
     finally:
         processes.kill_all()
-        shutil.rmtree(place, ignore_errors=True)
+        if o.keep:
+            print("logs and data are in " + place)
+        else:
+            shutil.rmtree(place, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -240,8 +240,8 @@ void host_stop(struct ks_job *j)
         return;
     job_lock(j);
     j->stop = true;
-    job_unlock(j);
     host_wake(j);
+    job_unlock(j);
     pthread_join(j->thread, NULL);
     for (uint32_t i = 0; i < j->ndying; i++)
         net_free(j->dying[i]);

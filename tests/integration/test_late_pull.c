@@ -6,7 +6,12 @@
 
 #include <pthread.h>
 
-enum { OTHERS = 2, N = 4 << 20, SMALL = 4, ROUNDS = 3, BOUND = 2, BLOCKED_MS = 300 };
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+enum { N = 1 << 18 };
+#else
+enum { N = 2 << 20 };
+#endif
+enum { OTHERS = 2, SMALL = 4, ROUNDS = 3, BOUND = 2, BLOCKED_MS = 300 };
 
 struct world {
     _Atomic int started, others_at[OTHERS];    /* how far each of the others is, a count of its own events */
