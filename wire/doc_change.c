@@ -60,6 +60,7 @@ void prepare_done(struct prepare *p)
     mem_free(p->joins);
     mem_free(p->heir);
     mem_free(p->heir_of);
+    mem_free(p->move);
     *p = (struct prepare){0};
 }
 
@@ -71,6 +72,7 @@ void prepare_copy(struct prepare *dst, const struct prepare *src)
     dst->joins = mem_dup(src->joins, src->njoins * sizeof *src->joins);
     dst->heir = mem_dup(src->heir, src->nheirs * sizeof *src->heir);
     dst->heir_of = mem_dup(src->heir_of, src->nheirs * sizeof *src->heir_of);
+    dst->move = mem_dup(src->move, src->nmoves * sizeof *src->move);
 }
 
 char *prepare_encode(const struct prepare *p)
@@ -97,6 +99,14 @@ char *prepare_encode(const struct prepare *p)
     }
     doc_put_close(&w, ']');
     doc_put_bool(&w, "mode_change", p->mode_change);
+    doc_put_open(&w, "moves", '[');
+    for (uint32_t i = 0; i < p->nmoves; i++) {
+        doc_put_open(&w, NULL, '{');
+        doc_put_number(&w, "shard", p->move[i].shard);
+        doc_put_id(&w, "to", p->move[i].to);
+        doc_put_close(&w, '}');
+    }
+    doc_put_close(&w, ']');
     doc_put_close(&w, '}');
     return doc_put_done(&w);
 }
@@ -141,6 +151,24 @@ static void get_heirs(const struct doc_node *n, struct prepare *p)
     }
 }
 
+static void get_moves(const struct doc_node *n, struct prepare *p)
+{
+    struct doc_list list;
+    struct doc_node move;
+    uint32_t nshards = p->base ? p->base->nshards : 1;
+    if (!doc_has(n, "moves"))
+        return;
+    p->nmoves = doc_get_list(n, "moves", 0, nshards, &list);
+    p->move = mem_alloc(p->nmoves * sizeof *p->move);
+    for (uint32_t i = 0; i < p->nmoves; i++) {
+        doc_list_next(&list, &move);
+        p->move[i].shard = doc_get_number(&move, "shard", 0, nshards - 1);
+        p->move[i].to = doc_get_id(&move, "to", 1, UINT64_MAX);
+        if (i > 0 && p->move[i].shard <= p->move[i - 1].shard)
+            doc_fail(&move, "shard", "not ascending");
+    }
+}
+
 int prepare_decode(const char *text, size_t size, struct prepare *ret, char *err)
 {
     struct doc_reader r;
@@ -155,6 +183,7 @@ int prepare_decode(const char *text, size_t size, struct prepare *ret, char *err
     get_joins(&n, &p);
     get_heirs(&n, &p);
     p.mode_change = doc_get_bool(&n, "mode_change");
+    get_moves(&n, &p);
     int rc = doc_close(&r);
     if (rc == 0)
         *ret = p;
@@ -188,6 +217,10 @@ char *report_encode(const struct report *r)
         doc_put_number(&w, "shard", s->shard);
         doc_put_word(&w, "role", role_words, 4, (uint32_t)s->role - HOLDER_PRIMARY);
         doc_put_bool(&w, "full", s->full);
+        doc_put_open(&w, "synced", '[');
+        for (uint32_t k = 0; k < s->nsynced; k++)
+            doc_put_id(&w, NULL, s->synced[k]);
+        doc_put_close(&w, ']');
         doc_put_step(&w, "complete", s->complete);
         doc_put_step(&w, "join", s->join);
         doc_put_close(&w, '}');
@@ -197,11 +230,25 @@ char *report_encode(const struct report *r)
     return doc_put_done(&w);
 }
 
+static void get_synced(const struct doc_node *n, struct shard_report *s)
+{
+    struct doc_list list;
+    struct doc_node id;
+    if (!doc_has(n, "synced"))
+        return;
+    s->nsynced = doc_get_list(n, "synced", 0, s->role == HOLDER_PRIMARY ? BACKUPS_MAX : 0, &list);
+    for (uint32_t i = 0; i < s->nsynced; i++) {
+        doc_list_next(&list, &id);
+        s->synced[i] = doc_get_id(&id, NULL, 1, UINT64_MAX);
+    }
+}
+
 static void get_shard_report(const struct doc_node *n, struct shard_report *s)
 {
     s->shard = doc_get_number(n, "shard", 0, SHARDS_MAX - 1);
     s->role = (enum holder_role)(HOLDER_PRIMARY + doc_get_word(n, "role", role_words, 4));
     s->full = doc_get_bool(n, "full");
+    get_synced(n, s);
     s->complete = doc_get_step(n, "complete", -1, STEP_MAX);
     s->join = doc_get_step(n, "join", -1, STEP_MAX);
 }

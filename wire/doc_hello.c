@@ -13,6 +13,7 @@ char *hello_encode(const struct hello *h)
     doc_put_id(&w, "id", h->id);
     doc_put_id(&w, "epoch", h->epoch);
     doc_put_number(&w, "chunk_bytes", h->chunk_bytes);
+    doc_put_number(&w, "loop", h->loop);
     doc_put_bytes(&w, "nonce", h->nonce, sizeof h->nonce);
     doc_put_close(&w, '}');
     return doc_put_done(&w);
@@ -33,6 +34,8 @@ int hello_decode(const char *text, size_t size, struct hello *ret, char *err)
     h.chunk_bytes = doc_get_number(&n, "chunk_bytes", 0, CHUNK_BYTES_MAX);
     if (h.chunk_bytes && (h.chunk_bytes < CHUNK_BYTES_MIN || h.chunk_bytes % 8))
         doc_fail(&n, "chunk_bytes", "%u is neither 0 nor a multiple of 8 from %d on", h.chunk_bytes, CHUNK_BYTES_MIN);
+    if (doc_has(&n, "loop"))
+        h.loop = doc_get_number(&n, "loop", 0, LOOPS_MAX - 1);
     doc_get_bytes(&n, "nonce", h.nonce, sizeof h.nonce);
     int rc = doc_close(&r);
     if (rc == 0)

@@ -93,6 +93,7 @@ char *job_encode(const struct job_doc *j)
     doc_put_number(&w, "servers_min", j->servers_min);
     doc_put_number(&w, "members_min", j->members_min);
     doc_put_number(&w, "replicas", j->replicas);
+    doc_put_number(&w, "replicas_min", j->replicas_min);
     doc_put_bool(&w, "deterministic", j->deterministic);
     doc_put_text(&w, "durability", j->durability);
     doc_put_mode(&w, "mode", &j->mode);
@@ -115,6 +116,8 @@ int job_decode(const char *text, size_t size, struct job_doc *ret, char *err)
     j.servers_min = doc_get_number(&n, "servers_min", 1, SERVERS_MAX);
     j.members_min = doc_get_number(&n, "members_min", 0, MEMBERS_MAX);
     j.replicas = doc_get_number(&n, "replicas", 0, BACKUPS_MAX);
+    if (doc_has(&n, "replicas_min"))
+        j.replicas_min = doc_get_number(&n, "replicas_min", 0, j.replicas);
     j.deterministic = doc_get_bool(&n, "deterministic");
     uint32_t word = doc_get_word(&n, "durability", durability_words, 2);
     str_copy(j.durability, sizeof j.durability, durability_words[word]);

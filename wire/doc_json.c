@@ -277,6 +277,11 @@ uint32_t doc_get_number(const struct doc_node *n, const char *key, uint32_t min,
     return (uint32_t)v->valuedouble;
 }
 
+bool doc_has(const struct doc_node *n, const char *key)
+{
+    return n->json && cJSON_GetObjectItemCaseSensitive(n->json, key) != NULL;
+}
+
 bool doc_get_bool(const struct doc_node *n, const char *key)
 {
     const cJSON *v = value_of(n, key);

@@ -73,6 +73,8 @@ uint64_t doc_get_id(const struct doc_node *n, const char *key, uint64_t min, uin
 int64_t doc_get_step(const struct doc_node *n, const char *key, int64_t min, int64_t max);
 uint32_t doc_get_number(const struct doc_node *n, const char *key, uint32_t min, uint32_t max);
 bool doc_get_bool(const struct doc_node *n, const char *key);
+/* Is there such a key at all? For fields that older writers do not know. */
+bool doc_has(const struct doc_node *n, const char *key);
 /* UTF-8 without control characters, at least `min` bytes, fits `size` with its NUL. */
 void doc_get_text(const struct doc_node *n, const char *key, char *dst, size_t size, size_t min);
 void doc_get_bytes(const struct doc_node *n, const char *key, uint8_t *dst, size_t size);

@@ -92,6 +92,7 @@ void doc_put_view(struct doc_writer *w, const char *key, const struct view *v)
     doc_put_id(w, "nonce", v->nonce);
     doc_put_id(w, "mchg", v->mchg);
     put_ended(w, v->ended);
+    doc_put_bool(w, "short_of_replicas", v->short_of_replicas);
     doc_put_open(w, "mode", '[');
     for (uint32_t i = 0; i < v->nmodes; i++)
         doc_put_mode(w, NULL, &v->mode[i]);
@@ -174,6 +175,7 @@ struct view *doc_get_view(const struct doc_node *n)
     v->nonce = doc_get_id(n, "nonce", 0, UINT64_MAX);
     v->mchg = doc_get_id(n, "mchg", 0, UINT64_MAX);
     doc_get_text(n, "ended", v->ended, sizeof v->ended, 0);
+    v->short_of_replicas = doc_has(n, "short_of_replicas") && doc_get_bool(n, "short_of_replicas");
     get_modes(&modes, v);
     get_servers(&servers, v);
     get_members(&members, v);

@@ -91,6 +91,8 @@ static const struct frame_kind {
     [FRAME_STATUS] = {"status", PAYLOAD_EMPTY},
     [FRAME_STATUS_REPLY] = {"status_reply", PAYLOAD_CONTROL},
     [FRAME_STOP] = {"stop", PAYLOAD_TEXT},
+    [FRAME_DRAIN] = {"drain", PAYLOAD_EMPTY},
+    [FRAME_SYNCED] = {"synced", PAYLOAD_EMPTY},
 };
 
 /* Never beyond the largest buffer of base/buf.h, which receives it. */

@@ -75,6 +75,8 @@ enum frame_type {
     FRAME_STATUS,      /* anyone -> server: version = request number */
     FRAME_STATUS_REPLY,/* server: JSON */
     FRAME_STOP,        /* operator -> controller: end the job, text: why */
+    FRAME_DRAIN,       /* server, operator -> controller: tensor = server that is to give everything away; 0: the sender */
+    FRAME_SYNCED,      /* server -> controller: primary of shard `chunk`, joiner `tensor` has everything */
     FRAME_TYPE_MAX = 95,
 };
 

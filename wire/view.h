@@ -50,6 +50,7 @@ struct view {
     uint64_t epoch, term, nonce;
     uint64_t mchg;                     /* last epoch that changed any member set */
     char ended[160];                   /* not empty: the job has ended, and why */
+    bool short_of_replicas;            /* some shard has fewer backups than job.replicas_min: no new step is computed */
     uint32_t nmodes, nservers, nmembers, nshards;
     struct mode mode[MODES_MAX];       /* ascending `from`; the first is from 0 */
     struct view_server *server;        /* ascending id */

@@ -22,6 +22,7 @@ static struct view *view_sample(void)
     v->term = UINT64_MAX;
     v->nonce = 0x123456789abcdef0ull;
     v->mchg = 6;
+    v->short_of_replicas = true;
     v->nmodes = 2;
     v->mode[0] = (struct mode){0, MODE_SYNC, 0};
     v->mode[1] = (struct mode){100, MODE_SSP, 3};
@@ -64,7 +65,8 @@ static char *sample_job(void)
                                         .chunk_bytes = 1 << 20,
                                         .servers_min = 2,
                                         .members_min = 3,
-                                        .replicas = 1,
+                                        .replicas = 2,
+                                        .replicas_min = 1,
                                         .deterministic = true,
                                         .durability = "write",
                                         .mode = {0, MODE_SSP, 2},
@@ -97,6 +99,7 @@ static char *sample_prepare(void)
     struct view *base = view_sample();
     uint64_t gone[] = {10, 20}, heir[] = {30}, heir_of[] = {10};
     struct join_doc joins[] = {{77, "a", 1}, {78, "b", 2}};
+    struct shard_move move[] = {{1, 10}, {2, 11}};
     struct prepare p = {.ballot = {3, 4},
                         .base = base,
                         .controller = 11,
@@ -107,7 +110,9 @@ static char *sample_prepare(void)
                         .nheirs = 1,
                         .heir = heir,
                         .heir_of = heir_of,
-                        .mode_change = true};
+                        .mode_change = true,
+                        .nmoves = 2,
+                        .move = move};
     char *text = prepare_encode(&p);
     view_free(base);
     return text;
@@ -115,9 +120,12 @@ static char *sample_prepare(void)
 
 static char *sample_report(void)
 {
-    struct shard_report shard[] = {{0, HOLDER_PRIMARY, true, 41, 42}, {4095, HOLDER_HEIR, false, -1, 0}};
+    struct shard_report shard[] = {
+        {.shard = 0, .role = HOLDER_PRIMARY, .nsynced = 2, .synced = {12, UINT64_MAX}, .complete = 41, .join = 42},
+        {.shard = 3, .role = HOLDER_JOINER, .full = true, .complete = 41, .join = 42},
+        {.shard = 4095, .role = HOLDER_HEIR, .complete = -1, .join = 0}};
     return report_encode(
-        &(struct report){.from = 11, .ballot = {3, 4}, .base_epoch = 7, .clock = -1, .nshards = 2, .shard = shard});
+        &(struct report){.from = 11, .ballot = {3, 4}, .base_epoch = 7, .clock = -1, .nshards = 3, .shard = shard});
 }
 
 static char *sample_tensor(void)
@@ -129,7 +137,7 @@ static char *sample_tensor(void)
 static char *sample_hello(void)
 {
     return hello_encode(&(struct hello){
-        .job = "digits", .role = "member", .id = 20, .epoch = 7, .chunk_bytes = 4096, .nonce = {0, 1, 0xfe, 0xff}});
+        .job = "digits", .role = "member", .id = 20, .epoch = 7, .chunk_bytes = 4096, .loop = 63, .nonce = {0, 1, 0xfe, 0xff}});
 }
 
 static char *sample_proof(void)
@@ -189,6 +197,7 @@ static void test_view_values(void **state)
     char err[ERR_TEXT], *text = sample_view();
     struct view *want = view_sample(), *v = NULL;
     assert_int_equal(view_decode(text, strlen(text), &v, err), 0);
+    assert_true(v->short_of_replicas);
     assert_true(v->epoch == want->epoch && v->term == want->term && v->nonce == want->nonce && v->mchg == want->mchg);
     assert_int_equal(v->nmodes, 2);
     assert_memory_equal(v->mode, want->mode, sizeof v->mode);
@@ -268,7 +277,9 @@ static const struct refusal {
     {"job", "\"chunk_bytes\":1048576", "\"chunk_bytes\":67108872", "job.chunk_bytes"},
     {"job", "\"servers_min\":2", "\"servers_min\":0", "job.servers_min"},
     {"job", "\"members_min\":3", "\"members_min\":65537", "job.members_min"},
-    {"job", "\"replicas\":1", "\"replicas\":3", "job.replicas"},
+    {"job", "\"replicas\":2", "\"replicas\":3", "job.replicas"},
+    {"job", "\"replicas_min\":1", "\"replicas_min\":3", "job.replicas_min: 3 is not in 0..2"},
+    {"job", "\"replicas_min\":1", "\"replicas_min\":\"1\"", "job.replicas_min: not an integer"},
     {"job", "\"deterministic\":true", "\"deterministic\":1", "job.deterministic: neither true nor false"},
     {"job", "\"write\"", "\"maybe\"", "job.durability: none of none, write"},
     {"job", "\"from\":\"0\"", "\"from\":\"1\"", "job.mode.from: the first mode"},
@@ -294,6 +305,7 @@ static const struct refusal {
     {"server", "\"loop\":[", "\"loop\":[7,", "server.loop[0]: not a string"},
     {"server", "\"heir_of\":\"9\"", "\"heir_of\":\"11\"", "server.heir_of"},
     {"view", "\"epoch\":\"7\"", "\"epoch\":\"0\"", "view.epoch"},
+    {"view", "\"short_of_replicas\":true", "\"short_of_replicas\":1", "view.short_of_replicas: neither"},
     {"view", "\"from\":\"0\"", "\"from\":\"1\"", "view.mode[0].from: the first mode"},
     {"view", "\"from\":\"100\"", "\"from\":\"0\"", "view.mode[1].from: not ascending"},
     {"view", "\"from\":\"100\"", "\"from\":\"-3\"", "view.mode[1].from: step -3 is out of range"},
@@ -327,8 +339,16 @@ static const struct refusal {
     {"report", "\"from\":\"11\"", "\"from\":\"0\"", "report.from"},
     {"report", "\"clock\":\"-1\"", "\"clock\":\"-2\"", "report.clock"},
     {"report", "\"clock\":\"-1\"", "\"clock\":\"-0\"", "report.clock"},
-    {"report", "\"shard\":4095", "\"shard\":4096", "report.shard[1].shard"},
-    {"report", "\"heir\"", "\"hair\"", "report.shard[1].role: none of primary, backup, joiner, heir"},
+    {"prepare", "\"shard\":2,\"to\"", "\"shard\":1,\"to\"", "prepare.moves[1].shard: not ascending"},
+    {"prepare", "\"shard\":2,\"to\"", "\"shard\":3,\"to\"", "prepare.moves[1].shard: 3 is not in 0..2"},
+    {"prepare", "\"shard\":1,\"to\":\"10\"", "\"shard\":1,\"to\":\"0\"", "prepare.moves[0].to"},
+    {"prepare", "\"moves\":[", "\"moves\":[{},{},", "prepare.moves: not 0..3"},
+    {"prepare", "\"moves\":[", "\"moves\":null,\"x\":[", "prepare.moves: not a list"},
+    {"report", "\"synced\":[\"12\"", "\"synced\":[\"0\"", "report.shard[0].synced[0]"},
+    {"report", "\"synced\":[\"12\"", "\"synced\":[\"1\",\"2\"", "report.shard[0].synced: not 0..2"},
+    {"report", "\"synced\":[]", "\"synced\":[\"1\"]", "report.shard[1].synced: not 0..0"},
+    {"report", "\"shard\":4095", "\"shard\":4096", "report.shard[2].shard"},
+    {"report", "\"heir\"", "\"hair\"", "report.shard[2].role: none of primary, backup, joiner, heir"},
     {"report", "\"complete\":\"41\"", "\"complete\":\"none\"", "report.shard[0].complete"},
     {"report", "\"join\":\"42\"", "\"join\":\"x\"", "report.shard[0].join"},
     {"tensor", "layer.0/w", "layer.0/x", "tensor.id: not the hash"},
@@ -352,6 +372,7 @@ static const struct refusal {
     {"hello", "\"id\":\"20\"", "\"id\":\"0\"", "hello.id"},
     {"hello", "\"chunk_bytes\":4096", "\"chunk_bytes\":8", "hello.chunk_bytes"},
     {"hello", "\"chunk_bytes\":4096", "\"chunk_bytes\":4097", "hello.chunk_bytes"},
+    {"hello", "\"loop\":63", "\"loop\":64", "hello.loop: 64 is not in 0..63"},
     {"hello", "0001feff", "0001FEFF", "hello.nonce: not 32 hexadecimal digits"},
     {"hello", "0001feff", "0001fe", "hello.nonce: not 32 hexadecimal digits"},
     {"proof", "ab00", "zz00", "proof.proof: not 64 hexadecimal digits"},
@@ -386,6 +407,29 @@ static void test_refuse_extremes(void **state)
     struct view *v = (struct view *)1;
     assert_int_equal(view_decode(deep, sizeof deep, &v, err), KS_EPROTO);
     assert_ptr_equal(v, (struct view *)1);
+}
+
+/* Documents of writers that knew nothing of replication: what is missing is none. */
+static void test_older_writers(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *kind, *now, *before;
+    } older[] = {
+        {"job", "\"replicas_min\":1,", ""},   {"view", "\"short_of_replicas\":true,", ""},
+        {"hello", "\"loop\":63,", ""},        {"prepare", ",\"moves\":[", ",\"other\":["},
+        {"report", "\"synced\":[\"12\"", "\"other\":[\"12\""},
+    };
+    for (size_t i = 0; i < sizeof older / sizeof older[0]; i++) {
+        const struct kind *k = kind_find(older[i].kind);
+        char err[ERR_TEXT] = "", *sample = k->sample(), *text = replaced(sample, older[i].now, older[i].before), *again = NULL;
+        if (k->again(text, strlen(text), &again, err))
+            fail_msg("%s: %s in %s", k->name, err, text);
+        assert_non_null(again);
+        mem_free(sample);
+        mem_free(text);
+        mem_free(again);
+    }
 }
 
 /* Unknown keys, blanks and the order of keys do not matter; a literal \\u0000 is not a NUL. */
@@ -513,7 +557,7 @@ int main(void)
         cmocka_unit_test(test_round_trip), cmocka_unit_test(test_view_values),     cmocka_unit_test(test_view_ended),
         cmocka_unit_test(test_refusals),   cmocka_unit_test(test_refuse_extremes), cmocka_unit_test(test_accepts),
         cmocka_unit_test(test_mutations),  cmocka_unit_test(test_tensor_sizes),    cmocka_unit_test(test_tensor_same),
-        cmocka_unit_test(test_mode_text),
+        cmocka_unit_test(test_mode_text),  cmocka_unit_test(test_older_writers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
