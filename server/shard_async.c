@@ -21,15 +21,19 @@ static int64_t clock_max(const struct shard_core *c, const struct shard *s)
     return max;
 }
 
-static void ack_send(struct shard_core *c, const struct chunk *ch, const struct ack_wait *a)
+static void ack_send(struct shard_core *c, struct chunk *ch, const struct ack_wait *a)
 {
+    if (a->kind != ACK_PUSH) {
+        init_answer(c, ch, a);
+        return;
+    }
     struct frame_header h = {.type = FRAME_ACK, .dtype = ch->t->spec.dtype, .tensor = ch->t->spec.id, .chunk = ch->no,
                              .step = a->clock, .seq = a->seq, .version = a->version, .status = (int16_t)a->status};
     shard_send(c, a->member, &h, NULL);
     c->stats.acked += a->status == KS_OK;
 }
 
-static void ack_when_held(struct shard_core *c, struct chunk *ch, struct ack_wait a)
+void async_ack_when_held(struct shard_core *c, struct chunk *ch, struct ack_wait a)
 {
     a.version = ch->cur.version;
     if (a.version <= ch->held_version || MUTANT(20)) {
@@ -40,7 +44,7 @@ static void ack_when_held(struct shard_core *c, struct chunk *ch, struct ack_wai
     ch->ack[ch->nack++] = a;
 }
 
-static void acks_flush(struct shard_core *c, struct chunk *ch)
+void async_acks_flush(struct shard_core *c, struct chunk *ch)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < ch->nack; i++) {
@@ -59,49 +63,68 @@ static void held_set(struct shard_core *c, struct chunk *ch, uint64_t version, s
     buf_unref(ch->held_out);
     ch->held_out = out;
     ch->held_version = version;
-    acks_flush(c, ch);
+    async_acks_flush(c, ch);
 }
 
-static void write_image(struct shard_core *c, struct chunk *ch)
+/* cur, as it is now, on its way to whoever must have it. */
+static void fly(struct shard_core *c, struct chunk *ch)
 {
-    ch->persisting_version = ch->cur.version;
-    buf_unref(ch->persisting_out);
-    ch->persisting_out = ch->cur.out ? buf_ref(ch->cur.out) : NULL;
-    ch->persisting = persist_async(c, ch);
-    wait_add(c, (struct wait){.kind = WAIT_ASYNC, .seq = ch->persisting, .chunk = ch});
+    ch->flying = true;
+    ch->flying_version = ch->cur.version;
+    buf_unref(ch->flying_out);
+    ch->flying_out = ch->cur.out ? buf_ref(ch->cur.out) : NULL;
+    ch->acks = 0;
+    ch->item = ++c->items;
+    if (c->cfg.durable) {
+        ch->flying_seq = persist_image(c, ch, &ch->cur);
+        wait_add(c, (struct wait){.kind = WAIT_ASYNC, .seq = ch->flying_seq, .chunk = ch});
+    }
+    if (ch->s->targets)
+        holders_image(c, ch, NULL);
 }
 
 /* A new version of cur: the next number in this epoch, whatever mode made the one before. */
-static void changed(struct shard_core *c, struct chunk *ch)
+void async_changed(struct shard_core *c, struct chunk *ch)
 {
     uint32_t n = ch->cur.version >> 32 == c->view->epoch ? (uint32_t)ch->cur.version + 1 : 1;
     ch->cur.version = VERSION_OF(c->view->epoch, n);
-    if (!c->cfg.durable) {
+    if (!c->cfg.durable && !ch->s->targets) {
         held_set(c, ch, ch->cur.version, NULL);
-    } else if (!ch->persisting) {
+    } else if (!ch->flying) {
         ch->s->async_pending++;
-        write_image(c, ch);
+        fly(c, ch);
+        async_check(c, ch);
     }
 }
 
 static void pulls_serve(struct shard_core *c, struct chunk *ch);
 
+void async_check(struct shard_core *c, struct chunk *ch)
+{
+    struct shard *s = ch->s;
+    while (ch->flying && s->primary && (ch->acks & s->required) == s->required) {
+        struct buf *out = ch->flying_out;
+        ch->flying = false;
+        ch->flying_seq = 0;
+        ch->flying_out = NULL;
+        held_set(c, ch, ch->flying_version, out);
+        if (ch->cur.version > ch->held_version)
+            fly(c, ch);
+        else
+            s->async_pending--;
+        pulls_serve(c, ch);
+    }
+    if (s->wants_transition && !s->async_pending)
+        async_recompute(c, s);
+}
+
 void async_durable(struct shard_core *c, const struct wait *w)
 {
     struct chunk *ch = w->chunk;
-    if (ch->persisting != w->seq)
+    if (!ch->flying || ch->flying_seq != w->seq)
         return;
-    ch->persisting = 0;
-    struct buf *out = ch->persisting_out;
-    ch->persisting_out = NULL;
-    held_set(c, ch, ch->persisting_version, out);
-    if (ch->cur.version > ch->held_version)
-        write_image(c, ch);
-    else
-        ch->s->async_pending--;
-    pulls_serve(c, ch);
-    if (ch->s->wants_transition)
-        async_recompute(c, ch->s);
+    ch->acks |= DISK_BIT;
+    async_check(c, ch);
 }
 
 /* ---- pulls ---- */
@@ -184,7 +207,7 @@ static bool bound_ahead(const struct shard_core *c, int64_t step)
 /* Writes W to the holders when a parked pull needs more than they have. */
 static void w_hold(struct shard_core *c, struct shard *s)
 {
-    if (!c->cfg.durable) {
+    if (!c->cfg.durable && !s->targets) {
         s->w_held = s->w;
         return;
     }
@@ -193,26 +216,45 @@ static void w_hold(struct shard_core *c, struct shard *s)
         s->w_held = s->w;
         return;
     }
-    if (s->w <= s->w_held || s->w_seq)
+    if (s->w <= s->w_held || s->w_item)
         return;
     /* W says that every push below it is held: on the disk it must not come before them. */
     for (uint32_t i = 0; i < s->nchunks; i++)
-        if (s->chunk[i]->persisting && s->chunk[i]->cur.version > s->chunk[i]->persisting_version)
-            write_image(c, s->chunk[i]);
+        if (s->chunk[i]->flying && s->chunk[i]->cur.version > s->chunk[i]->flying_version)
+            fly(c, s->chunk[i]);
     s->w_writing = s->w;
-    s->w_seq = persist_shard(c, s);
-    wait_add(c, (struct wait){.kind = WAIT_W, .seq = s->w_seq, .shard = s});
+    s->w_acks = 0;
+    s->w_item = ++c->items;
+    if (c->cfg.durable) {
+        s->w_seq = persist_shard(c, s);
+        wait_add(c, (struct wait){.kind = WAIT_W, .seq = s->w_seq, .shard = s});
+    }
+    holders_mark(c, s, s->complete, s->cset, s->ncset, s->w_item, s->targets & s->required);
+}
+
+static bool w_landed(struct shard *s)
+{
+    if (!s->w_item || (s->w_acks & s->required) != s->required)
+        return false;
+    s->w_item = 0;
+    if (s->w_writing > s->w_held)
+        s->w_held = s->w_writing;
+    return true;
+}
+
+void async_w_check(struct shard_core *c, struct shard *s)
+{
+    if (s->primary && w_landed(s))
+        async_recompute(c, s);
 }
 
 void async_w_durable(struct shard_core *c, const struct wait *w)
 {
     struct shard *s = w->shard;
-    if (s->w_seq != w->seq)
+    if (!s->w_item || s->w_seq != w->seq)
         return;
-    s->w_seq = 0;
-    if (s->w_writing > s->w_held)
-        s->w_held = s->w_writing;
-    async_recompute(c, s);
+    s->w_acks |= DISK_BIT;
+    async_w_check(c, s);
 }
 
 void async_pull(struct shard_core *c, struct chunk *ch, uint32_t slot, const struct frame_header *h)
@@ -323,16 +365,31 @@ void async_promoted(struct shard_core *c, struct shard *s)
 {
     mset_clear(&s->clock_known);
     memset(s->clock, 0, s->nslots * sizeof *s->clock);
-    s->w_seq = 0;
+    s->w_item = 0;
     s->async_pending = 0;
     for (uint32_t i = 0; i < s->nchunks; i++) {
         struct chunk *ch = s->chunk[i];
-        ch->persisting = 0;
+        ch->flying = false;
         ch->nack = ch->npull = 0;
         ch->held_version = ch->cur.version;
         ch->need_served = s->w_held;
     }
-    (void)c;
+    if (!s->targets || s->w <= s->complete + 1)
+        return;
+    /* The other backups may have another version than this one: everything once more, under this tenure. */
+    for (uint32_t i = 0; i < s->nchunks; i++) {
+        s->chunk[i]->held_version = 0;
+        if (s->chunk[i]->cur.version)
+            async_changed(c, s->chunk[i]);
+    }
+}
+
+void async_superseded(struct chunk *ch)
+{
+    if (!ch->flying)
+        return;
+    ch->flying = false;
+    ch->s->async_pending--;
 }
 
 /* ---- pushes ---- */
@@ -381,15 +438,15 @@ static bool push_unfit(struct shard_core *c, struct chunk *ch, uint32_t slot, co
 
 /* The first push on top of a synchronous result: members that have not finished that step yet still get the result as it
  * was, so it stays as `pre`, in its own place on disk too, until everybody is past it. */
-static void result_keep(struct chunk *ch)
+void async_result_keep(struct shard *s, struct chunk *ch)
 {
     bool kept = ch->has_pre && ch->pre.step == ch->cur.step;
-    if (!kept && ch->cur.step >= 0 && ch->s->w <= ch->cur.step + 1) {
+    if (!kept && ch->cur.step >= 0 && s->w <= ch->cur.step + 1) {
         image_drop(&ch->pre);
         ch->pre = image_ref(&ch->cur);
         ch->has_pre = true;
         ch->cur.disk_slot ^= 1;
-    } else if (ch->has_pre && ch->s->w > ch->cur.step + 1) {
+    } else if (ch->has_pre && s->w > ch->cur.step + 1) {
         image_drop(&ch->pre);
         ch->has_pre = false;
     }
@@ -403,16 +460,17 @@ static void push_apply(struct shard_core *c, struct chunk *ch, uint32_t slot, co
     if (a.clock < h->step)
         a.clock = h->step;
     /* What is held now stays servable while the next version is being written. */
-    if (ch->cur.version <= ch->held_version && c->cfg.durable) {
+    if (ch->cur.version <= ch->held_version && (c->cfg.durable || ch->s->targets)) {
         buf_unref(ch->held_out);
         ch->held_out = ch->cur.out ? buf_ref(ch->cur.out) : NULL;
     }
-    result_keep(ch);
+    async_result_keep(ch->s, ch);
+    ch->trained = true;
     if (push_unfit(c, ch, slot, h, payload, &a.status)) {
         buf_unref(payload);
         *applied_of(ch, slot) = h->seq;
-        changed(c, ch);
-        ack_when_held(c, ch, a);
+        async_changed(c, ch);
+        async_ack_when_held(c, ch, a);
         return;
     }
     if (!payload || !async_apply(c, ch, h->step, payload)) {
@@ -423,9 +481,9 @@ static void push_apply(struct shard_core *c, struct chunk *ch, uint32_t slot, co
     m->stats.applied++;
     c->stats.applied++;
     c->stats.staleness[bucket(a.clock - h->step)]++;
-    changed(c, ch);
-    ack_when_held(c, ch, a);
-    if (!c->cfg.durable)
+    async_changed(c, ch);
+    async_ack_when_held(c, ch, a);
+    if (ch->cur.version <= ch->held_version)
         pulls_serve(c, ch);
 }
 
@@ -439,7 +497,7 @@ void async_push(struct shard_core *c, uint32_t slot, const struct frame_header *
         m->stats.duplicates++;
         c->stats.duplicates++;
         buf_unref(payload);
-        ack_when_held(c, ch, a);
+        async_ack_when_held(c, ch, a);
         return;
     }
     if (h->seq != applied + 1 && h->seq > applied) {

@@ -210,12 +210,13 @@ static bool narrow_out(struct shard_core *c, struct chunk *ch, struct image *i)
     return true;
 }
 
-/* grad (accumulator type, one reference that passes to the image) applied to cur. */
-static bool apply_gradient(struct shard_core *c, struct chunk *ch, int64_t step, struct buf *grad, struct image *ret)
+/* grad (accumulator type) applied to cur; the result goes to `into`, which may be grad itself and passes to the image. */
+static bool apply_gradient(struct shard_core *c, struct chunk *ch, int64_t step, const struct buf *grad, struct buf *into,
+                           struct image *ret)
 {
     const struct optim *o = tensor_optim(c, ch->t, step);
     enum dtype t = dtype_acc(ch->t->spec.dtype);
-    struct image next = {.value = grad, .updates = ch->cur.updates + 1};
+    struct image next = {.value = into, .updates = ch->cur.updates + 1};
     if (!chunk_materialise(c, ch))
         return false;
     if (ch->t->slots) {
@@ -223,7 +224,7 @@ static bool apply_gradient(struct shard_core *c, struct chunk *ch, int64_t step,
         if (!next.state)
             return false;
     }
-    CHECK(grad->refs == 1);
+    CHECK(into->refs == 1);
     optim_apply(o, t, next.updates, ch->n, ch->cur.value->data, ch->cur.state ? ch->cur.state->data : NULL, grad->data,
                 next.value->data, next.state ? next.state->data : NULL);
     if (!narrow_out(c, ch, &next)) {
@@ -246,7 +247,26 @@ static bool reduce_result(struct shard_core *c, struct chunk *ch, struct buf *su
     return true;
 }
 
-bool acc_finish(struct shard_core *c, struct chunk *ch, int64_t step, struct image *ret)
+static bool gradient_result(struct shard_core *c, struct chunk *ch, int64_t step, const struct buf *grad, struct image *ret)
+{
+    struct buf *into = pool_get(c->cfg.pool, grad->len);
+    if (!into)
+        return false;
+    if (ch->t->spec.kind == TENSOR_PARAM ? apply_gradient(c, ch, step, grad, into, ret)
+                                         : (memcpy(into->data, grad->data, grad->len), reduce_result(c, ch, into, ret)))
+        return true;
+    buf_unref(into);
+    return false;
+}
+
+bool gradient_apply(struct shard_core *c, struct chunk *ch, const struct image *base, int64_t step, struct buf *grad,
+                    struct image *ret)
+{
+    CHECK(base == &ch->cur);
+    return gradient_result(c, ch, step, grad, ret);
+}
+
+bool acc_finish(struct shard_core *c, struct chunk *ch, int64_t step, struct image *ret, struct buf **ret_gradient)
 {
     bool param = ch->t->spec.kind == TENSOR_PARAM;
     if (!ch->acc_skip)
@@ -256,7 +276,14 @@ bool acc_finish(struct shard_core *c, struct chunk *ch, int64_t step, struct ima
         *ret = param ? image_ref(&ch->cur) : (struct image){.updates = ch->cur.updates};
         return true;
     }
-    bool ok = param ? apply_gradient(c, ch, step, ch->acc, ret) : reduce_result(c, ch, ch->acc, ret);
+    if (ret_gradient) {
+        if (!gradient_result(c, ch, step, ch->acc, ret))
+            return false;
+        *ret_gradient = ch->acc;
+        ch->acc = NULL;
+        return true;
+    }
+    bool ok = param ? apply_gradient(c, ch, step, ch->acc, ch->acc, ret) : reduce_result(c, ch, ch->acc, ret);
     if (ok)
         ch->acc = NULL;
     return ok;
@@ -270,7 +297,7 @@ bool async_apply(struct shard_core *c, struct chunk *ch, int64_t stamp, struct b
         return false;
     static const struct optim add = {.kind = OPTIM_ADD};
     if (ch->t->spec.kind == TENSOR_PARAM) {
-        if (!apply_gradient(c, ch, stamp, grad, &next)) {
+        if (!apply_gradient(c, ch, stamp, grad, grad, &next)) {
             buf_unref(grad);
             return false;
         }

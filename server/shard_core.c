@@ -71,6 +71,9 @@ void shard_core_free(struct shard_core *c)
         next = k->next;
         mem_free(k);
     }
+    for (uint32_t k = 0; k < c->nlinks; k++)
+        map_done(&c->link[k].told);
+    mem_free(c->link);
     map_done(&c->slot_of);
     map_done(&c->tensors);
     view_free(c->view);
@@ -237,6 +240,8 @@ struct buf *shard_core_sink(struct shard_core *c, uint64_t from, const struct fr
         return NULL;
     if (h->type == FRAME_PUSH || h->type == FRAME_INIT)
         return upload_fits(c, h) ? pool_get(c->cfg.pool, h->len) : NULL;
+    if (h->type == FRAME_IMAGE || h->type == FRAME_MARK || h->type == FRAME_HAVE)
+        return pool_get(c->cfg.pool, h->len);
     if (h->type == FRAME_DONE || h->type == FRAME_CLOCK)
         return h->len <= FRAME_CONTROL_MAX ? pool_get(c->cfg.pool, h->len) : NULL;
     return NULL;
@@ -318,7 +323,7 @@ static void park(struct shard_core *c, const struct shard_event *e)
     }
     ARRAY_ROOM(c->parked, c->nparked, c->cparked);
     struct parked *p = &c->parked[c->nparked++];
-    *p = (struct parked){.from = e->from, .header = e->header, .payload = e->payload, .discarded = e->discarded,
+    *p = (struct parked){.from = e->from, .loop = e->loop, .is_server = e->is_server, .header = e->header, .payload = e->payload, .discarded = e->discarded,
                          .declare = e->kind == SHARD_DECLARE};
     if (e->spec)
         p->spec = mem_dup(e->spec, sizeof *e->spec);
@@ -356,6 +361,25 @@ static void frame_handle(struct shard_core *c, uint32_t slot, const struct shard
     buf_unref(e->payload);
 }
 
+/* RULES: data of another server counts only in the epoch of this view, from a server that it lists. */
+static void server_frame(struct shard_core *c, const struct shard_event *e)
+{
+    bool current = e->header.epoch == (uint32_t)c->view->epoch || MUTANT(53);
+    if (e->kind == SHARD_DECLARE) {
+        replica_declare(c, e->spec);
+        return;
+    }
+    if (e->discarded)
+        shard_out_of_memory(c);
+    else if (view_server_find(c->view, e->from) && current) {
+        if (e->header.type == FRAME_IMAGE || e->header.type == FRAME_MARK || e->header.type == FRAME_SYNC_END)
+            replica_frame(c, e);
+        else
+            holders_frame(c, e);
+    }
+    buf_unref(e->payload);
+}
+
 static void on_frame(struct shard_core *c, const struct shard_event *e)
 {
     if (is_cut(c, e->from) && !MUTANT(14)) {
@@ -365,6 +389,10 @@ static void on_frame(struct shard_core *c, const struct shard_event *e)
     /* A life without a view yet, the heir that a member already knows, waits for its first one. */
     if (!c->view || ((int32_t)(e->header.epoch - (uint32_t)c->view->epoch) > 0 && !MUTANT(15))) {
         park(c, e);
+        return;
+    }
+    if (e->is_server) {
+        server_frame(c, e);
         return;
     }
     uint32_t slot = slot_find(c, e->from);
@@ -389,7 +417,8 @@ static void unpark(struct shard_core *c)
     c->nparked = c->cparked = 0;
     for (uint32_t i = 0; i < n; i++) {
         struct shard_event e = {.kind = list[i].declare ? SHARD_DECLARE : SHARD_FRAME, .now_us = c->now_us,
-                                .from = list[i].from, .header = list[i].header, .payload = list[i].payload,
+                                .from = list[i].from, .loop = list[i].loop, .is_server = list[i].is_server,
+                                .header = list[i].header, .payload = list[i].payload,
                                 .discarded = list[i].discarded, .spec = list[i].spec};
         on_frame(c, &e);
         mem_free(list[i].spec);
@@ -398,11 +427,18 @@ static void unpark(struct shard_core *c)
 }
 
 /* Frames that a dead connection left behind will come again on the new one. */
-static void parked_drop(struct shard_core *c, uint64_t from)
+static bool travels_out(uint8_t type)
+{
+    return type == FRAME_IMAGE || type == FRAME_MARK || type == FRAME_SYNC_END || type == FRAME_DECLARE;
+}
+
+static void parked_drop(struct shard_core *c, const struct shard_event *e)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < c->nparked; i++) {
-        if (c->parked[i].from == from)
+        const struct parked *p = &c->parked[i];
+        bool other_way = e->is_server && travels_out(p->header.type) == e->outgoing;
+        if (p->from == e->from && p->loop == e->loop && !other_way)
             parked_done(&c->parked[i]);
         else
             c->parked[n++] = c->parked[i];
@@ -432,14 +468,18 @@ static void on_durable(struct shard_core *c, uint64_t seq)
         case WAIT_W:
             async_w_durable(c, &w);
             break;
-        case WAIT_INIT:
-            init_chunk_durable(c, &w);
-            break;
         case WAIT_DECLARE:
             declare_durable(c, &w);
             break;
-        case WAIT_INITIALISED:
-            initialised_durable(c, &w);
+        case WAIT_ANNOUNCE:
+            if (w.shard->primary && w.item == w.shard->announce_item) {
+                w.shard->announce_acks |= DISK_BIT;
+                sync_announce_check(c, w.shard);
+            }
+            break;
+        case WAIT_IMAGE_ACK:
+        case WAIT_MARK_ACK:
+            replica_ack_durable(c, &w);
             break;
         }
     }
@@ -474,7 +514,11 @@ void shard_core_step(struct shard_core *c, const struct shard_event *e, struct s
         on_frame(c, e);
         break;
     case SHARD_PEER_UP:
-        parked_drop(c, e->from);
+        parked_drop(c, e);
+        if (e->is_server && e->outgoing)
+            holders_peer_up(c, e->from, e->loop);
+        else if (e->is_server)
+            replica_peer_up(c, e->from, e->loop);
         break;
     case SHARD_DURABLE:
         on_durable(c, e->seq);

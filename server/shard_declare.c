@@ -54,7 +54,7 @@ static void chunk_free(struct chunk *ch)
         mem_free(k);
     }
     buf_unref(ch->held_out);
-    buf_unref(ch->persisting_out);
+    buf_unref(ch->flying_out);
     mem_free(ch->applied);
     mem_free(ch->ack);
     mem_free(ch->pull);
@@ -183,17 +183,13 @@ static void claim(struct shard_core *c, struct tensor *t, uint64_t from)
 static void initialised(struct shard_core *c, struct tensor *t)
 {
     t->initialised = true;
+    t->finishing = false;
     if (t->claim)
         inited_send(c, t->claim, t, ~0u, KS_OK, 0);
     t->claim = 0;
     for (uint32_t i = 0; i < t->nwaiting; i++)
         inited_send(c, t->waiting[i], t, ~0u, KS_EEXIST, 0);
     t->nwaiting = 0;
-}
-
-void initialised_durable(struct shard_core *c, const struct wait *w)
-{
-    initialised(c, w->tensor);
 }
 
 static void init_finish(struct shard_core *c, struct tensor *t, uint64_t from, const struct frame_header *h)
@@ -207,19 +203,14 @@ static void init_finish(struct shard_core *c, struct tensor *t, uint64_t from, c
         claim(c, t, from);
         return;
     }
-    if (!c->cfg.durable) {
-        initialised(c, t);
-        return;
-    }
-    t->initialised = true;
-    uint64_t seq = persist_tensor(c, t);
-    t->initialised = false;
-    wait_add(c, (struct wait){.kind = WAIT_INITIALISED, .seq = seq, .tensor = t});
+    t->finishing = true;
+    async_changed(c, t->chunk[0]);
+    async_ack_when_held(c, t->chunk[0], (struct ack_wait){.kind = ACK_INITIALISED, .member = from});
 }
 
 static bool chunk_trained(const struct chunk *ch)
 {
-    return ch->cur.step >= 0 || ch->cur.version || ch->cur.updates || !mset_empty(&ch->acc_mask);
+    return ch->trained || !mset_empty(&ch->acc_mask);
 }
 
 static void init_chunk(struct shard_core *c, struct chunk *ch, uint64_t from, const struct frame_header *h,
@@ -231,7 +222,7 @@ static void init_chunk(struct shard_core *c, struct chunk *ch, uint64_t from, co
         inited_send(c, from, ch->t, ch->no, KS_EEXIST, h->version);
         return;
     }
-    struct image next = {.step = -1, .out = payload, .disk_slot = ch->cur.disk_slot};
+    struct image next = {.step = -1, .out = payload, .disk_slot = ch->cur.disk_slot, .version = ch->cur.version};
     if (dtype_acc(t) == t) {
         next.value = buf_ref(payload);
     } else {
@@ -246,17 +237,16 @@ static void init_chunk(struct shard_core *c, struct chunk *ch, uint64_t from, co
     image_drop(&ch->cur);
     ch->cur = next;
     ch->init_version = h->version;
-    if (!c->cfg.durable) {
-        inited_send(c, from, ch->t, ch->no, KS_OK, h->version);
-        return;
-    }
-    uint64_t seq = persist_async(c, ch);
-    wait_add(c, (struct wait){.kind = WAIT_INIT, .seq = seq, .chunk = ch, .member = from, .version = h->version});
+    async_changed(c, ch);
+    async_ack_when_held(c, ch, (struct ack_wait){.kind = ACK_INIT, .member = from, .grant = h->version});
 }
 
-void init_chunk_durable(struct shard_core *c, const struct wait *w)
+void init_answer(struct shard_core *c, struct chunk *ch, const struct ack_wait *a)
 {
-    inited_send(c, w->member, w->chunk->t, w->chunk->no, KS_OK, w->version);
+    if (a->kind == ACK_INIT)
+        inited_send(c, a->member, ch->t, ch->no, KS_OK, a->grant);
+    else if (!ch->t->initialised)
+        initialised(c, ch->t);
 }
 
 void shard_on_init(struct shard_core *c, uint64_t from, const struct frame_header *h, struct buf *payload)

@@ -10,7 +10,7 @@ static bool same_key(const struct setting_entry *e, const struct setting *s, uin
     return e->s.from_step == s->from_step && e->s.group == s->group && e->s.option == s->option && e->member == member;
 }
 
-static void setting_put(struct shard_core *c, uint64_t member, const struct setting *s)
+void setting_put(struct shard_core *c, uint64_t member, const struct setting *s)
 {
     for (uint32_t i = 0; i < c->nsetting; i++) {
         if (same_key(&c->setting[i], s, member)) {

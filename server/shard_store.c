@@ -92,16 +92,17 @@ static uint32_t count_mask(const struct shard_core *c, const struct chunk *ch)
     return n;
 }
 
-static struct buf *image_bytes(const struct chunk *ch)
+struct buf *image_bytes(const struct image *i)
 {
     /* A reduce tensor's synchronous result has no value in the accumulator type: its wire bytes are kept. */
-    return ch->cur.value ? ch->cur.value : ch->cur.out;
+    return i->value ? i->value : i->out;
 }
 
-static struct buf *image_record(struct shard_core *c, struct chunk *ch)
+struct buf *image_record(struct shard_core *c, struct chunk *ch, const struct image *i)
 {
     uint32_t nmask = count_mask(c, ch), napplied = count_applied(ch);
-    const struct buf *bytes = image_bytes(ch);
+    const struct buf *bytes = image_bytes(i);
+    bool initialised = ch->no == 0 && (ch->t->initialised || ch->t->finishing);
     struct buf *b = record_get(c, IMAGE_HEAD + nmask * CONTRIBUTOR + napplied * APPLIED);
     if (!b)
         return NULL;
@@ -109,13 +110,13 @@ static struct buf *image_record(struct shard_core *c, struct chunk *ch)
     put(&p, RECORD_VERSION, 4);
     put(&p, nmask, 4);
     put(&p, napplied, 4);
-    put(&p, ch->cur.value != NULL, 4);
-    put(&p, (uint64_t)ch->cur.step, 8);
-    put(&p, ch->cur.version, 8);
-    put(&p, ch->cur.updates, 8);
+    put(&p, (i->value != NULL) | initialised << 1, 4);
+    put(&p, (uint64_t)i->step, 8);
+    put(&p, i->version, 8);
+    put(&p, i->updates, 8);
     put(&p, ++ch->image_seq, 8);
     put(&p, bytes ? bytes->len : 0, 8);
-    put(&p, ch->cur.state ? ch->cur.state->len : 0, 8);
+    put(&p, i->state ? i->state->len : 0, 8);
     put(&p, ch->skipped, 8);
     for (uint32_t m = 0; m < c->nslots; m++) {
         if (!mset_has(&ch->mask, m) || !c->slot[m].id)
@@ -133,31 +134,20 @@ static struct buf *image_record(struct shard_core *c, struct chunk *ch)
     return b;
 }
 
-static uint64_t persist_image(struct shard_core *c, struct chunk *ch)
+uint64_t persist_image(struct shard_core *c, struct chunk *ch, const struct image *i)
 {
-    struct buf *head = image_record(c, ch), *bytes = image_bytes(ch);
+    struct buf *head = image_record(c, ch, i), *bytes = image_bytes(i);
     struct shard_effect *e = persist_effect(c, head ? 1 : 0);
     if (!head)
         return e->seq;
-    image_key(e->ops, ch, ch->cur.disk_slot);
+    image_key(e->ops, ch, i->disk_slot);
     segment_add(e->ops, head);
     segment_add(e->ops, bytes);
-    segment_add(e->ops, ch->cur.state);
+    segment_add(e->ops, i->state);
     e->held[0] = head;
     e->held[1] = bytes ? buf_ref(bytes) : NULL;
-    e->held[2] = ch->cur.state ? buf_ref(ch->cur.state) : NULL;
+    e->held[2] = i->state ? buf_ref(i->state) : NULL;
     return e->seq;
-}
-
-void persist_result(struct shard_core *c, struct chunk *ch)
-{
-    ch->persist_seq = persist_image(c, ch);
-    wait_add(c, (struct wait){.kind = WAIT_RESULT, .seq = ch->persist_seq, .chunk = ch});
-}
-
-uint64_t persist_async(struct shard_core *c, struct chunk *ch)
-{
-    return persist_image(c, ch);
 }
 
 void persist_delete(struct shard_core *c, struct chunk *ch, uint32_t disk_slot)
@@ -168,15 +158,11 @@ void persist_delete(struct shard_core *c, struct chunk *ch, uint32_t disk_slot)
 
 /* ---- shards and settings ---- */
 
-static void shard_op(struct shard_core *c, struct store_op *op, struct buf **ret_held, const struct shard *s,
-                     int64_t complete, const uint64_t *ids, uint32_t n)
+struct buf *shard_record(struct shard_core *c, const struct shard *s, int64_t complete, const uint64_t *ids, uint32_t n)
 {
     struct buf *b = record_get(c, SHARD_HEAD + 8 * n);
-    key_start(op, 'c');
-    key_put(op, s->no, 2);
-    *ret_held = b;
     if (!b)
-        return;
+        return NULL;
     uint8_t *p = b->data;
     put(&p, RECORD_VERSION, 4);
     put(&p, n, 4);
@@ -186,16 +172,14 @@ static void shard_op(struct shard_core *c, struct store_op *op, struct buf **ret
     put(&p, s->since, 8);
     for (uint32_t i = 0; i < n; i++)
         put(&p, ids[i], 8);
-    segment_add(op, b);
+    return b;
 }
 
-static void settings_op(struct shard_core *c, struct store_op *op, struct buf **ret_held)
+struct buf *settings_record(struct shard_core *c)
 {
     struct buf *b = record_get(c, 8 + c->nsetting * SETTING_ENTRY);
-    key_start(op, 'd');
-    *ret_held = b;
     if (!b)
-        return;
+        return NULL;
     uint8_t *p = b->data;
     put(&p, RECORD_VERSION, 4);
     put(&p, c->nsetting, 4);
@@ -210,17 +194,27 @@ static void settings_op(struct shard_core *c, struct store_op *op, struct buf **
         put(&p, e->s.option, 4);
         put(&p, 0, 4);
     }
+    return b;
+}
+
+static void record_op(struct store_op *op, struct buf **ret_held, struct buf *b)
+{
     segment_add(op, b);
-    c->settings_dirty = false;
+    *ret_held = b;
 }
 
 static uint64_t persist_shard_as(struct shard_core *c, struct shard *s, int64_t complete, const uint64_t *ids, uint32_t n)
 {
     bool settings = c->settings_dirty;
     struct shard_effect *e = persist_effect(c, settings ? 2 : 1);
-    shard_op(c, &e->ops[0], &e->held[0], s, complete, ids, n);
-    if (settings)
-        settings_op(c, &e->ops[1], &e->held[1]);
+    key_start(&e->ops[0], 'c');
+    key_put(&e->ops[0], s->no, 2);
+    record_op(&e->ops[0], &e->held[0], shard_record(c, s, complete, ids, n));
+    if (settings) {
+        key_start(&e->ops[1], 'd');
+        record_op(&e->ops[1], &e->held[1], settings_record(c));
+        c->settings_dirty = false;
+    }
     return e->seq;
 }
 
@@ -297,13 +291,7 @@ static uint32_t slot_for_load(struct shard_core *c, uint64_t id)
     return m;
 }
 
-struct image_head {
-    uint32_t nmask, napplied;
-    uint64_t has_value, image_seq, bytes, state, skipped;
-    struct image image;
-};
-
-static int image_head_take(const uint8_t **p, size_t size, struct image_head *ret)
+int image_head_take(const uint8_t **p, size_t size, struct image_head *ret)
 {
     const uint8_t *q = *p;
     if (size < IMAGE_HEAD)
@@ -314,6 +302,8 @@ static int image_head_take(const uint8_t **p, size_t size, struct image_head *re
     h.nmask = (uint32_t)take(&q, 4);
     h.napplied = (uint32_t)take(&q, 4);
     h.has_value = take(&q, 4);
+    h.initialised = h.has_value >> 1 & 1;
+    h.has_value &= 1;
     h.image.step = (int64_t)take(&q, 8);
     h.image.version = take(&q, 8);
     h.image.updates = take(&q, 8);
@@ -329,7 +319,7 @@ static int image_head_take(const uint8_t **p, size_t size, struct image_head *re
     return 0;
 }
 
-static bool image_sizes_fit(const struct chunk *ch, const struct image_head *h)
+bool image_sizes_fit(const struct chunk *ch, const struct image_head *h)
 {
     size_t acc = ch->n * dtype_size(dtype_acc(ch->t->spec.dtype));
     size_t want = !h->bytes ? 0 : h->has_value ? acc : ch->bytes;
@@ -344,7 +334,7 @@ static struct buf *load_bytes(struct shard_core *c, const uint8_t *p, size_t n)
     return b;
 }
 
-static int image_load_bytes(struct shard_core *c, struct chunk *ch, const uint8_t *p, struct image_head *h)
+int image_bytes_take(struct shard_core *c, struct chunk *ch, const uint8_t *p, struct image_head *h)
 {
     enum dtype t = ch->t->spec.dtype;
     struct buf *bytes = load_bytes(c, p, h->bytes);
@@ -364,7 +354,7 @@ static int image_load_bytes(struct shard_core *c, struct chunk *ch, const uint8_
     return 0;
 }
 
-static void image_load_members(struct shard_core *c, struct chunk *ch, const uint8_t **p, const struct image_head *h)
+void image_members_take(struct shard_core *c, struct chunk *ch, const uint8_t **p, const struct image_head *h)
 {
     mset_clear(&ch->mask);
     mset_clear(&ch->rejected);
@@ -414,8 +404,8 @@ static int load_image(struct shard_core *c, const uint8_t *key, const uint8_t *v
     bool newer = !ch->image_seq || h.image_seq > ch->image_seq;
     const uint8_t *bytes = value + size - h.bytes - h.state;
     if (newer)
-        image_load_members(c, ch, &p, &h);
-    if (image_load_bytes(c, ch, bytes, &h)) {
+        image_members_take(c, ch, &p, &h);
+    if (image_bytes_take(c, ch, bytes, &h)) {
         snprintf(err, 256, "the memory limit is too small for the tensors on disk: raise --memory");
         return KS_ENOMEM;
     }
@@ -423,7 +413,10 @@ static int load_image(struct shard_core *c, const uint8_t *key, const uint8_t *v
         ch->pre = ch->cur;
         ch->has_pre = true;
     }
+    if (h.initialised && ch->no == 0)
+        ch->t->initialised = true;
     if (newer) {
+        ch->trained = h.image.step >= 0 || h.image.updates > 0;
         ch->cur = h.image;
         ch->image_seq = h.image_seq;
         ch->held_version = h.image.version;
@@ -434,16 +427,14 @@ static int load_image(struct shard_core *c, const uint8_t *key, const uint8_t *v
     return 0;
 }
 
-static int load_shard(struct shard_core *c, const uint8_t *key, const uint8_t *value, size_t size, char *err)
+int shard_record_take(struct shard *s, const uint8_t *value, size_t size)
 {
-    uint32_t no = (uint32_t)key[1] << 8 | key[2];
     const uint8_t *p = value;
-    if (no >= c->cfg.nshards || !shard_is_mine(c, no) || size < SHARD_HEAD || take(&p, 4) != RECORD_VERSION)
-        return corrupt(err, "a shard record");
-    struct shard *s = &c->shard[no];
+    if (size < SHARD_HEAD || take(&p, 4) != RECORD_VERSION)
+        return KS_ECORRUPT;
     uint32_t n = (uint32_t)take(&p, 4);
     if (n > MSET_MAX || size != SHARD_HEAD + 8 * (size_t)n)
-        return corrupt(err, "a shard record");
+        return KS_ECORRUPT;
     s->complete = (int64_t)take(&p, 8);
     s->complete_version = take(&p, 8);
     s->w = (int64_t)take(&p, 8);
@@ -455,14 +446,22 @@ static int load_shard(struct shard_core *c, const uint8_t *key, const uint8_t *v
     return 0;
 }
 
-static int load_settings(struct shard_core *c, const uint8_t *value, size_t size, char *err)
+static int load_shard(struct shard_core *c, const uint8_t *key, const uint8_t *value, size_t size, char *err)
+{
+    uint32_t no = (uint32_t)key[1] << 8 | key[2];
+    if (no >= c->cfg.nshards || !shard_is_mine(c, no) || shard_record_take(&c->shard[no], value, size))
+        return corrupt(err, "a shard record");
+    return 0;
+}
+
+int settings_take_record(struct shard_core *c, const uint8_t *value, size_t size)
 {
     const uint8_t *p = value;
     if (size < 8 || take(&p, 4) != RECORD_VERSION)
-        return corrupt(err, "the settings record");
+        return KS_ECORRUPT;
     uint32_t n = (uint32_t)take(&p, 4);
     if (n > SETTINGS_MAX || size != 8 + (size_t)n * SETTING_ENTRY)
-        return corrupt(err, "the settings record");
+        return KS_ECORRUPT;
     for (uint32_t i = 0; i < n; i++) {
         struct setting_entry e;
         e.member = take(&p, 8);
@@ -473,12 +472,15 @@ static int load_settings(struct shard_core *c, const uint8_t *value, size_t size
         e.s.option = (uint32_t)take(&p, 4);
         take(&p, 4);
         if (e.s.option >= OPT_MAX)
-            return corrupt(err, "the settings record");
-        ARRAY_ROOM(c->setting, c->nsetting, c->csetting);
-        c->setting[c->nsetting++] = e;
+            return KS_ECORRUPT;
+        setting_put(c, e.member, &e.s);
     }
-    c->setting_generation++;
     return 0;
+}
+
+static int load_settings(struct shard_core *c, const uint8_t *value, size_t size, char *err)
+{
+    return settings_take_record(c, value, size) ? corrupt(err, "the settings record") : 0;
 }
 
 int shard_core_load(struct shard_core *c, const uint8_t *key, size_t key_size, const uint8_t *value, size_t size, char *err)

@@ -84,7 +84,9 @@ static void release(struct shard_core *c, struct chunk *ch)
     if (ch->released)
         return;
     ch->released = true;
+    ch->s->unreleased--;
     ch->held_version = ch->cur.version;
+    async_acks_flush(c, ch);
     for (uint32_t m = 0; m < c->nslots; m++)
         if (mset_has(&ch->mask, m))
             result_send(c, ch, m);
@@ -96,14 +98,23 @@ void sync_result_durable(struct shard_core *c, const struct wait *w)
     /* Only the version that was written counts: the chunk may have been undone and computed again. */
     if (ch->persist_seq != w->seq || !ch->s->primary || !has_result(ch))
         return;
-    release(c, ch);
+    ch->acks |= DISK_BIT;
+    sync_check(c, ch);
 }
 
-void sync_release_all(struct shard_core *c, struct shard *s)
+static bool enough(const struct shard *s, uint8_t acks)
 {
-    for (uint32_t i = 0; i < s->nchunks; i++)
-        if (has_result(s->chunk[i]))
-            release(c, s->chunk[i]);
+    return (acks & s->required) == s->required;
+}
+
+void sync_check(struct shard_core *c, struct chunk *ch)
+{
+    struct shard *s = ch->s;
+    if (!s->primary || !s->announced || !has_result(ch) || ch->released || !enough(s, ch->acks))
+        return;
+    release(c, ch);
+    if (!s->unreleased)
+        sync_try_shard(c, s);
 }
 
 static bool ready(const struct chunk *ch)
@@ -125,7 +136,8 @@ static void compute(struct shard_core *c, struct chunk *ch)
     struct shard *s = ch->s;
     struct image next;
     CHECK(mset_within(&ch->acc_mask, &s->oset));   /* I4 */
-    if (!acc_finish(c, ch, open_step(s), &next)) {
+    struct buf *gradient = NULL;
+    if (!acc_finish(c, ch, open_step(s), &next, s->targets ? &gradient : NULL)) {
         shard_out_of_memory(c);
         return;
     }
@@ -139,12 +151,19 @@ static void compute(struct shard_core *c, struct chunk *ch)
     adopt_contributors(ch);
     acc_clear(c, ch);
     ch->released = false;
-    if (!c->cfg.durable) {
-        release(c, ch);
-        return;
+    ch->trained = true;
+    async_superseded(ch);
+    s->unreleased++;
+    ch->acks = 0;
+    ch->item = ++c->items;
+    if (c->cfg.durable) {
+        ch->persist_seq = persist_image(c, ch, &ch->cur);
+        wait_add(c, (struct wait){.kind = WAIT_RESULT, .seq = ch->persist_seq, .chunk = ch});
     }
-    persist_result(c, ch);
-    if (MUTANT(11))
+    if (s->targets)
+        holders_image(c, ch, gradient);
+    buf_unref(gradient);
+    if (enough(s, ch->acks) || MUTANT(11))
         release(c, ch);
 }
 
@@ -194,6 +213,17 @@ static bool somebody_waits(const struct shard_core *c, int64_t step)
     return false;
 }
 
+static void mark_to_holders(struct shard_core *c, struct shard *s)
+{
+    uint64_t ids[MSET_MAX];
+    uint32_t n = 0;
+    uint8_t to = s->targets & s->required;
+    for (uint32_t m = 0; to && m < c->nslots; m++)
+        if (mset_has(&s->mark_set, m))
+            ids[n++] = c->slot[m].id;
+    holders_mark(c, s, open_step(s), ids, n, s->mark_item, to);
+}
+
 static void try_mark(struct shard_core *c, struct shard *s)
 {
     int64_t o = open_step(s);
@@ -201,25 +231,58 @@ static void try_mark(struct shard_core *c, struct shard *s)
         return;
     if (!mset_within(&s->oset, &s->done) || s->open_acc)
         return;
-    /* Batches reach the disk in order, so the mark may follow results that are still on their way. */
+    /* Batches reach the disk in order, so the mark may follow results that are still on their way there. Of other
+     * servers only their acknowledgement says that they have a result. */
+    if (s->targets && s->unreleased && !MUTANT(50))
+        return;
     if (mset_empty(&s->oset) && !somebody_waits(c, o))
         return;
     s->marking = true;
     s->mark_set = s->oset;
-    if (!c->cfg.durable) {
-        mark_finish(c, s);
-        return;
+    s->mark_acks = 0;
+    s->mark_item = ++c->items;
+    if (c->cfg.durable) {
+        s->mark_seq = persist_mark(c, s, o, &s->oset);
+        wait_add(c, (struct wait){.kind = WAIT_MARK, .seq = s->mark_seq, .shard = s});
     }
-    s->mark_seq = persist_mark(c, s, o, &s->oset);
-    wait_add(c, (struct wait){.kind = WAIT_MARK, .seq = s->mark_seq, .shard = s});
+    mark_to_holders(c, s);
     if (MUTANT(12))
         mark_finish(c, s);
+    else
+        sync_mark_check(c, s);
+}
+
+void sync_mark_check(struct shard_core *c, struct shard *s)
+{
+    if (s->primary && s->marking && !s->unreleased && enough(s, s->mark_acks))
+        mark_finish(c, s);
+}
+
+/* Promoted: the backups have the last mark now, so the step may be announced and the next one computed. */
+void sync_announce_check(struct shard_core *c, struct shard *s)
+{
+    if (!s->primary || s->announced || (!enough(s, s->announce_acks) && !MUTANT(51)))
+        return;
+    s->announced = true;
+    if (s->complete >= 0) {
+        ARRAY_ROOM(c->completed, c->ncompleted, c->ccompleted);
+        c->completed[c->ncompleted].step = s->complete;
+        c->completed[c->ncompleted++].shard = (uint16_t)s->no;
+    }
+    for (uint32_t i = 0; i < s->nchunks; i++)
+        sync_check(c, s->chunk[i]);
+    sync_try_shard(c, s);
+    async_recompute(c, s);
+    sync_serve_pulls(c, s);
 }
 
 void sync_mark_durable(struct shard_core *c, const struct wait *w)
 {
-    if (w->shard->marking && w->shard->mark_seq == w->seq && w->shard->primary)
-        mark_finish(c, w->shard);
+    struct shard *s = w->shard;
+    if (!s->marking || s->mark_seq != w->seq || !s->primary)
+        return;
+    s->mark_acks |= DISK_BIT;
+    sync_mark_check(c, s);
 }
 
 void sync_try_shard(struct shard_core *c, struct shard *s)
@@ -542,6 +605,8 @@ static void undo(struct shard_core *c, struct chunk *ch)
 {
     CHECK(ch->has_pre);   /* kept while the step may be undone */
     uint32_t dropped = ch->cur.disk_slot;
+    if (!ch->released && ch->s->primary)
+        ch->s->unreleased--;
     if (!MUTANT(16)) {
         image_drop(&ch->cur);
         ch->cur = ch->pre;
@@ -553,6 +618,8 @@ static void undo(struct shard_core *c, struct chunk *ch)
     ch->has_pre = false;
     ch->released = true;
     ch->persist_seq = 0;
+    ch->item = 0;
+    ch->acks = 0;
     mset_clear(&ch->mask);
     acc_clear(c, ch);
     c->stats.reopened++;

@@ -68,13 +68,39 @@ static bool asked_as_heir(const struct shard_core *c, const struct prepare *p)
     return false;
 }
 
+/* The life whose disk this is held the shard in the base view: what it had acknowledged is here. */
+static bool inherits(const struct shard_core *c, const struct shard *s, const struct prepare *p)
+{
+    const struct view_shard *vs = &p->base->shard[s->no];
+    return s->held && asked_as_heir(c, p) &&
+           (vs->primary == c->heir_of || is_in(vs->backup, vs->nbackups, c->heir_of));
+}
+
 static enum holder_role role_of(const struct shard_core *c, const struct shard *s, const struct prepare *p)
 {
     if (s->primary)
         return HOLDER_PRIMARY;
-    if (s->no < p->base->nshards && s->held && asked_as_heir(c, p) && p->base->shard[s->no].primary == c->heir_of)
-        return HOLDER_HEIR;
-    return 0;
+    if (s->backup)
+        return HOLDER_BACKUP;
+    if (s->joining)
+        return HOLDER_JOINER;
+    return s->no < p->base->nshards && inherits(c, s, p) ? HOLDER_HEIR : 0;
+}
+
+static void joiners_report(const struct shard *s, struct shard_report *r)
+{
+    r->nsynced = 0;
+    for (int i = 0; i < HOLDERS_MAX && r->nsynced < BACKUPS_MAX; i++)
+        if (s->holder[i].id && s->holder[i].synced && !s->holder[i].backup)
+            r->synced[r->nsynced++] = s->holder[i].id;
+}
+
+static bool move_target(const struct shard_core *c, const struct shard *s, const struct prepare *p)
+{
+    for (uint32_t i = 0; i < p->nmoves; i++)
+        if (p->move[i].shard == s->no && p->move[i].to == c->cfg.self)
+            return true;
+    return false;
 }
 
 static bool slot_live(const struct shard_core *c, uint64_t id)
@@ -111,11 +137,14 @@ static void report_all(struct shard_core *c, const struct prepare *p)
         if (!shard_is_mine(c, i))
             continue;
         s->cap = s->w_cap = STEP_NONE;
+        s->fenced = move_target(c, s, p);
         enum holder_role role = role_of(c, s, p);
         if (!role)
             continue;
         ARRAY_ROOM(c->report, c->nreport, c->creport);
         c->report[c->nreport] = report_one(c, s, p, role);
+        c->report[c->nreport].full = s->full;
+        joiners_report(s, &c->report[c->nreport]);
         if (p->njoins)
             s->cap = s->w_cap = c->report[c->nreport].join;
         c->nreport++;
@@ -230,23 +259,49 @@ static void settings_void(struct shard_core *c)
     }
 }
 
-static void promote(struct shard_core *c, struct shard *s, uint64_t since)
+/* Results of the open step that this life has, from its backup or its disk: safe again before anything counts on them. */
+static void results_make_safe(struct shard_core *c, struct shard *s)
+{
+    s->unreleased = 0;
+    for (uint32_t i = 0; i < s->nchunks; i++) {
+        struct chunk *ch = s->chunk[i];
+        ch->released = true;
+        if (ch->cur.step != s->complete + 1)
+            continue;
+        ch->released = false;
+        s->unreleased++;
+        ch->acks = 0;
+        ch->item = ++c->items;
+        if (c->cfg.durable) {
+            ch->persist_seq = persist_image(c, ch, &ch->cur);
+            wait_add(c, (struct wait){.kind = WAIT_RESULT, .seq = ch->persist_seq, .chunk = ch});
+        }
+        if (s->targets)
+            holders_image(c, ch, NULL);
+    }
+}
+
+static void promote(struct shard_core *c, struct shard *s, const struct view_shard *vs, bool fresh)
 {
     s->primary = true;
-    s->since = since;
+    s->since = vs->since;
     s->marking = false;
     sync_facts_clear(c, s);
+    holders_adopt(c, s, vs, true);
     async_promoted(c, s);
     sync_open(c, s);
+    results_make_safe(c, s);
     sync_redo(c, s);
-    /* Without backups there is nobody who must hold the last mark first. */
-    s->announced = true;
-    sync_release_all(c, s);
-    if (s->complete >= 0) {
-        ARRAY_ROOM(c->completed, c->ncompleted, c->ccompleted);
-        c->completed[c->ncompleted].step = s->complete;
-        c->completed[c->ncompleted++].shard = (uint16_t)s->no;
+    s->announced = fresh;
+    if (fresh)
+        return;
+    s->announce_acks = 0;
+    s->announce_item = ++c->items;
+    if (c->cfg.durable) {
+        uint64_t seq = persist_shard(c, s);
+        wait_add(c, (struct wait){.kind = WAIT_ANNOUNCE, .seq = seq, .shard = s, .item = s->announce_item});
     }
+    holders_mark(c, s, s->complete, s->cset, s->ncset, s->announce_item, s->targets & s->required);
 }
 
 /* A shard that begins with this view knows where everybody begins. */
@@ -263,45 +318,105 @@ static void clocks_at_join(struct shard_core *c, struct shard *s)
 static void demote(struct shard_core *c, struct shard *s)
 {
     s->primary = s->announced = s->marking = false;
+    s->w_item = 0;
+    s->async_pending = s->unreleased = 0;
     for (uint32_t i = 0; i < s->nchunks; i++) {
-        acc_clear(c, s->chunk[i]);
-        s->chunk[i]->npull = s->chunk[i]->nack = 0;
+        struct chunk *ch = s->chunk[i];
+        acc_clear(c, ch);
+        ch->npull = ch->nack = 0;
+        ch->flying = false;
     }
     sync_facts_clear(c, s);
+    holders_clear(c, s);
+}
+
+/* A view that gives us a shard whose data is not here would lose it: this process must not go on. */
+static void lacks_data(struct shard_core *c, const struct shard *s, const char *part)
+{
+    struct shard_effect *e = shard_effect_add(c, SHARD_FATAL);
+    e->status = KS_ESTATE;
+    snprintf(e->text, sizeof e->text, "the view makes this server %s of shard %u, which it holds no data of", part, s->no);
+}
+
+static void adopt_primary(struct shard_core *c, struct shard *s, const struct view_shard *vs)
+{
+    if (s->primary) {
+        holders_adopt(c, s, vs, false);
+        holders_resend(c, s);
+        return;
+    }
+    bool fresh = !s->held && vs->since <= 1;
+    if (!s->held && !fresh) {
+        lacks_data(c, s, "primary");
+        return;
+    }
+    s->held = true;
+    s->backup = s->joining = s->full = false;
+    promote(c, s, vs, fresh);
+    if (fresh)
+        clocks_at_join(c, s);
+}
+
+static void adopt_other(struct shard_core *c, struct shard *s, const struct view_shard *vs)
+{
+    bool backup = is_in(vs->backup, vs->nbackups, c->cfg.self);
+    bool joining = is_in(vs->joining, vs->njoining, c->cfg.self);
+    bool had = s->primary || s->backup || s->full;
+    if (s->primary)
+        demote(c, s);
+    if (backup && !had && !s->held && c->view->epoch > 1) {
+        lacks_data(c, s, "backup");
+        return;
+    }
+    if (!joining || !s->joining || s->upstream != vs->primary)
+        s->full = false;
+    s->backup = backup;
+    s->joining = joining;
+    s->upstream = vs->primary;
+    if (backup)
+        s->held = true;
+    if (joining)
+        replica_adopt(c, s);
+    if (!backup && !joining && had)
+        shard_drop_data(c, s);
 }
 
 static void adopt_shard(struct shard_core *c, struct shard *s, const struct view_shard *vs)
 {
-    bool now = vs->primary == c->cfg.self;
+    bool primary = vs->primary == c->cfg.self;
+    bool holds = s->primary || s->backup || (s->joining && s->full) || (s->held && !s->joining);
     /* Asynchronous steps after it have sealed the last synchronous one. */
-    if (s->held && s->w <= s->complete + 1)
+    if (holds && s->w <= s->complete + 1)
         sync_resolve(c, s);
     else
         sync_open(c, s);
-    if (now && !s->primary) {
-        if (!s->held && vs->since > 1) {
-            struct shard_effect *e = shard_effect_add(c, SHARD_FATAL);
-            e->status = KS_ESTATE;
-            snprintf(e->text, sizeof e->text, "the view gives shard %u to this server, which holds no data of it", s->no);
-            return;
-        }
-        bool fresh = !s->held;
-        s->held = true;
-        promote(c, s, vs->since);
-        if (fresh)
-            clocks_at_join(c, s);
-    } else if (!now && s->primary) {
-        demote(c, s);
-    }
+    s->held |= s->joining && s->full;
+    if (primary)
+        adopt_primary(c, s, vs);
+    else
+        adopt_other(c, s, vs);
 }
 
 static void retry(struct shard_core *c, struct shard *s)
 {
     if (!s->primary)
         return;
+    sync_announce_check(c, s);
+    for (uint32_t i = 0; i < s->nchunks; i++) {
+        sync_check(c, s->chunk[i]);
+        async_check(c, s->chunk[i]);
+    }
+    sync_mark_check(c, s);
+    async_w_check(c, s);
     sync_try_shard(c, s);
     async_recompute(c, s);
     sync_serve_pulls(c, s);
+}
+
+uint32_t server_loop(const struct shard_core *c, uint64_t id, uint32_t shard)
+{
+    const struct view_server *v = view_server_find(c->view, id);
+    return v && v->nloops ? loop_of(shard, v->nloops) : 0;
 }
 
 void shard_on_adopt(struct shard_core *c, const struct view *v)
@@ -313,6 +428,7 @@ void shard_on_adopt(struct shard_core *c, const struct view *v)
     slots_update(c, c->view);
     for (uint32_t i = 0; i < c->cfg.nshards; i++) {
         c->shard[i].cap = c->shard[i].w_cap = STEP_NONE;
+        c->shard[i].fenced = false;
         if (shard_is_mine(c, i))
             adopt_shard(c, &c->shard[i], &c->view->shard[i]);
     }

@@ -159,6 +159,7 @@ static void restart(struct rig *r, uint64_t epoch, int nmembers)
     shard_core_loaded(r->core, old);
     view_set(r, epoch, nmembers, -2);
     adopt(r);
+    commit(r);
 }
 
 static void declare(struct rig *r, uint64_t from)
