@@ -67,6 +67,14 @@ void net_close(struct net_conn *c, int status, const char *text);
  * copied and released before this returns. Any thread that holds the owner's lock; `closed` never runs inside. */
 int net_send(struct net_conn *c, const struct frame_header *h, const void *payload, void (*release)(void *arg),
              void *release_arg);
+/* The same with a payload in parts; h->len is their sum. Each is released when it is written. */
+struct net_part {
+    const void *data;
+    size_t size;
+    void (*release)(void *arg);
+    void *release_arg;
+};
+int net_sendv(struct net_conn *c, const struct frame_header *h, const struct net_part *parts, int n);
 /* Writes what the socket takes now. May be called by another thread that holds the owner's lock over this net
  * (the client library does); returns 1 when the loop must be woken: it then does the rest by itself. */
 int net_flush(struct net_conn *c);

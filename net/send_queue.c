@@ -89,13 +89,9 @@ static void add_copy(struct send_queue *q, const void *data, size_t size)
     b->segments++;
 }
 
-void send_queue_add(struct send_queue *q, const uint8_t *header, const void *payload, size_t size,
-                    void (*release)(void *arg), void *release_arg)
+static void add_payload(struct send_queue *q, const void *payload, size_t size, void (*release)(void *arg),
+                        void *release_arg)
 {
-    size_t copied = size <= SEND_COPY_MAX ? size : 0;
-    block_with_room(q, FRAME_SIZE + copied);
-    add_copy(q, header, FRAME_SIZE);
-    q->bytes += FRAME_SIZE + size;
     if (size > SEND_COPY_MAX) {
         struct send_segment *s = segment_new(q);
         s->data = payload;
@@ -108,6 +104,24 @@ void send_queue_add(struct send_queue *q, const uint8_t *header, const void *pay
         add_copy(q, payload, size);
     if (release)
         release(release_arg);
+}
+
+void send_queue_more(struct send_queue *q, const void *payload, size_t size, void (*release)(void *arg), void *release_arg)
+{
+    if (size <= SEND_COPY_MAX)
+        block_with_room(q, size);
+    q->bytes += size;
+    add_payload(q, payload, size, release, release_arg);
+}
+
+void send_queue_add(struct send_queue *q, const uint8_t *header, const void *payload, size_t size,
+                    void (*release)(void *arg), void *release_arg)
+{
+    size_t copied = size <= SEND_COPY_MAX ? size : 0;
+    block_with_room(q, FRAME_SIZE + copied);
+    add_copy(q, header, FRAME_SIZE);
+    q->bytes += FRAME_SIZE + size;
+    add_payload(q, payload, size, release, release_arg);
 }
 
 int send_queue_fill(const struct send_queue *q, struct iovec *iov, int max, size_t bytes_max, size_t *ret_size)

@@ -36,6 +36,8 @@ void send_queue_clear(struct send_queue *q);
 /* header: FRAME_SIZE bytes, copied. */
 void send_queue_add(struct send_queue *q, const uint8_t *header, const void *payload, size_t size,
                     void (*release)(void *arg), void *release_arg);
+/* More of the payload of the frame that was added last. */
+void send_queue_more(struct send_queue *q, const void *payload, size_t size, void (*release)(void *arg), void *release_arg);
 /* Fills up to max iovecs with at most about bytes_max bytes; returns how many, *ret_size their sum. */
 int send_queue_fill(const struct send_queue *q, struct iovec *iov, int max, size_t bytes_max, size_t *ret_size);
 /* The first `size` bytes are written. */

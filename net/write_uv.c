@@ -111,6 +111,35 @@ void conn_queue(struct net_conn *c, const struct frame_header *h, const void *pa
         conn_dirty(c);
 }
 
+int net_sendv(struct net_conn *c, const struct frame_header *h, const struct net_part *parts, int n)
+{
+    struct frame_header head = *h;
+    uint8_t bytes[FRAME_SIZE];
+    if (!net_is_open(c)) {
+        for (int i = 0; i < n; i++)
+            if (parts[i].release)
+                parts[i].release(parts[i].release_arg);
+        return KS_ECLOSED;
+    }
+    head.flags &= (uint8_t)~FRAME_CRC;
+    if (c->net->config.payload_crc && h->len) {
+        head.flags |= FRAME_CRC;
+        head.payload_crc = 0;
+        for (int i = 0; i < n; i++)
+            head.payload_crc = crc32c(head.payload_crc, parts[i].data, parts[i].size);
+    }
+    frame_encode(&head, bytes);
+    send_queue_add(&c->out, bytes, NULL, 0, NULL, NULL);
+    for (int i = 0; i < n; i++)
+        send_queue_more(&c->out, parts[i].data, parts[i].size, parts[i].release, parts[i].release_arg);
+    c->net->stats.frames_out++;
+    if (!c->out_armed)
+        conn_dirty(c);
+    if (c->out.bytes >= NET_WRITE_NOW_BYTES && !c->out_armed && !c->out_full && !c->write_error)
+        (void)conn_write(c);
+    return 0;
+}
+
 int net_send(struct net_conn *c, const struct frame_header *h, const void *payload, void (*release)(void *arg),
              void *release_arg)
 {

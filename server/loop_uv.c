@@ -18,6 +18,15 @@ struct held {
     struct buf *buf[4];
 };
 
+/* A connection with a loop of another server. `out`: we made it, as the primary of something that it holds. */
+struct server_peer {
+    uint64_t id;
+    uint32_t loop;
+    bool out, wanted;
+    char addr[ADDR_MAX_BYTES];
+    struct net_conn *conn;         /* in: NULL when it is gone */
+};
+
 struct loop {
     struct loop_config cfg;
     struct job_doc job;
@@ -29,7 +38,9 @@ struct loop {
     struct store *store;
     struct shard_core *core;
     struct shard_outbox out;
-    struct map peers;              /* id -> struct net_conn * */
+    struct map peers;              /* members: id -> struct net_conn * */
+    struct server_peer **servers;
+    uint32_t nservers, cservers;
     struct held *held;             /* ring */
     uint32_t held_head, nheld, cheld;
     bool stopping, failed, started;
@@ -62,8 +73,42 @@ static void release_buf(void *arg)
     buf_unref(arg);
 }
 
+static struct server_peer *server_peer_find(const struct loop *l, uint64_t id, uint32_t loop, bool out)
+{
+    for (uint32_t i = 0; i < l->nservers; i++)
+        if (l->servers[i]->id == id && l->servers[i]->loop == loop && l->servers[i]->out == out)
+            return l->servers[i];
+    return NULL;
+}
+
+static bool travels_out(uint8_t type)
+{
+    return type == FRAME_IMAGE || type == FRAME_MARK || type == FRAME_SYNC_END || type == FRAME_DECLARE;
+}
+
+static void do_server_send(struct loop *l, const struct shard_effect *e)
+{
+    struct buf *const bufs[] = {e->payload, e->more[0], e->more[1]};
+    struct net_part part[3];
+    int n = 0;
+    struct server_peer *p = server_peer_find(l, e->to, e->loop, travels_out(e->header.type));
+    for (int i = 0; i < 3; i++)
+        if (bufs[i])
+            part[n++] = (struct net_part){bufs[i]->data, bufs[i]->len, release_buf, bufs[i]};
+    if (p && p->conn) {
+        (void)net_sendv(p->conn, &e->header, part, n);
+        return;
+    }
+    for (int i = 0; i < n; i++)
+        buf_unref(part[i].release_arg);
+}
+
 static void do_send(struct loop *l, const struct shard_effect *e)
 {
+    if (e->is_server) {
+        do_server_send(l, e);
+        return;
+    }
     struct net_conn *c = map_get(&l->peers, e->to);
     if (!c) {
         buf_unref(e->payload);
@@ -97,6 +142,18 @@ static void let_go(struct loop *l, uint64_t seq)
             buf_unref(l->held[l->held_head].buf[i]);
         l->held_head = (l->held_head + 1) % l->cheld;
         l->nheld--;
+    }
+}
+
+static void server_reconnect(struct loop *l, uint64_t id)
+{
+    for (uint32_t i = 0; i < l->nservers; i++) {
+        struct server_peer *p = l->servers[i];
+        if (p->id != id)
+            continue;
+        if (p->conn)
+            net_close(p->conn, KS_EAGAIN, "not cut off any more; connect again");
+        p->conn = p->out ? net_connect(l->net, p->addr, p) : NULL;
     }
 }
 
@@ -146,6 +203,10 @@ static void carry_out(struct loop *l)
             tell(l, MAIL_WANT_VIEW, 0, 0, "");
             break;
         case SHARD_CLOSE:
+            if (e->is_server) {
+                server_reconnect(l, e->to);
+                break;
+            }
             log_warn("peer_refused", "id=%llu status=%d cause=\"%s\"", (unsigned long long)e->to, e->status, e->text);
             do_close(l, e->to, e->status, e->text);
             break;
@@ -190,8 +251,8 @@ static void on_durable(uv_async_t *a)
 static int on_accept(void *arg, const struct hello *h, char *err)
 {
     struct loop *l = arg;
-    if (strcmp(h->role, "member")) {
-        snprintf(err, ERR_TEXT, "a data port serves members, not role '%s'", h->role);
+    if (strcmp(h->role, "member") && strcmp(h->role, "server")) {
+        snprintf(err, ERR_TEXT, "a data port serves members and servers, not role '%s'", h->role);
         return KS_EINVAL;
     }
     if (h->chunk_bytes != l->job.chunk_bytes) {
@@ -201,10 +262,36 @@ static int on_accept(void *arg, const struct hello *h, char *err)
     return 0;
 }
 
+static void server_opened(struct loop *l, struct net_conn *c)
+{
+    struct server_peer *p = net_tag(c);
+    if (!p) {
+        p = server_peer_find(l, net_peer_id(c), net_peer(c)->loop, false);
+        if (!p) {
+            p = mem_alloc(sizeof *p);
+            p->id = net_peer_id(c);
+            p->loop = net_peer(c)->loop;
+            ARRAY_ROOM(l->servers, l->nservers, l->cservers);
+            l->servers[l->nservers++] = p;
+        }
+        if (p->conn)
+            net_close(p->conn, KS_ECLOSED, "replaced by a newer connection");
+        p->conn = c;
+        net_tag_set(c, p);
+    }
+    struct shard_event e = {.kind = SHARD_PEER_UP, .now_us = clock_now_us(), .from = p->id, .loop = p->loop,
+                            .is_server = true, .outgoing = p->out};
+    step(l, &e);
+}
+
 static void on_opened(void *arg, struct net_conn *c)
 {
     struct loop *l = arg;
     uint64_t id = net_peer_id(c);
+    if (net_tag(c) || !strcmp(net_peer(c)->role, "server")) {
+        server_opened(l, c);
+        return;
+    }
     do_close(l, id, KS_ECLOSED, "replaced by a newer connection");
     map_put(&l->peers, id, c);
     struct shard_event e = {.kind = SHARD_PEER_UP, .now_us = clock_now_us(), .from = id};
@@ -239,7 +326,11 @@ static void on_declare(struct loop *l, struct net_conn *c, struct shard_event *e
     buf_unref(e->payload);
     e->payload = NULL;
     if (r) {
-        map_remove(&l->peers, e->from);
+        struct server_peer *p = net_tag(c);
+        if (!p)
+            map_remove(&l->peers, e->from);
+        else if (!p->out)
+            p->conn = NULL;
         net_close(c, r, err);
         return;
     }
@@ -255,7 +346,12 @@ static void on_frame(void *arg, struct net_conn *c, const struct frame_header *h
     (void)payload;
     struct shard_event e = {.kind = SHARD_FRAME, .now_us = clock_now_us(), .from = net_peer_id(c), .header = *h,
                             .payload = cookie, .discarded = discarded};
-    if (map_get(&l->peers, e.from) != c) {
+    const struct server_peer *p = net_tag(c);
+    if (p) {
+        e.from = p->id;
+        e.loop = p->loop;
+        e.is_server = true;
+    } else if (map_get(&l->peers, e.from) != c) {
         buf_unref(cookie);
         return;
     }
@@ -269,10 +365,72 @@ static void on_closed(void *arg, struct net_conn *c, int status, const char *cau
 {
     struct loop *l = arg;
     uint64_t id = net_peer_id(c);
-    if (map_get(&l->peers, id) != c)
+    struct server_peer *p = net_tag(c);
+    if (p && !p->out && p->conn == c)
+        p->conn = NULL;
+    if (p || map_get(&l->peers, id) != c)
         return;
     map_remove(&l->peers, id);
     tell(l, MAIL_PEER_DOWN, id, status, cause);
+}
+
+/* ---- other servers ---- */
+
+static void server_want(struct loop *l, const struct view *v, uint64_t id, uint32_t shard)
+{
+    const struct view_server *s = view_server_find(v, id);
+    if (!s || id == l->cfg.self)
+        return;
+    uint32_t loop = loop_of(shard, s->nloops);
+    struct server_peer *p = server_peer_find(l, id, loop, true);
+    if (!p) {
+        p = mem_alloc(sizeof *p);
+        p->id = id;
+        p->loop = loop;
+        p->out = true;
+        snprintf(p->addr, sizeof p->addr, "%s", s->loop[loop]);
+        ARRAY_ROOM(l->servers, l->nservers, l->cservers);
+        l->servers[l->nservers++] = p;
+        p->conn = net_connect(l->net, p->addr, p);
+    }
+    p->wanted = true;
+}
+
+/* Connections to whoever holds, or is to hold, what this loop is the primary of; others are closed. */
+static void servers_follow(struct loop *l, const struct view *v)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < l->nservers; i++)
+        l->servers[i]->wanted = !l->servers[i]->out && view_server_find(v, l->servers[i]->id) != NULL;
+    for (uint32_t i = l->cfg.index; i < v->nshards; i += l->cfg.nloops) {
+        const struct view_shard *s = &v->shard[i];
+        for (uint32_t k = 0; s->primary == l->cfg.self && k < s->nbackups; k++)
+            server_want(l, v, s->backup[k], i);
+        for (uint32_t k = 0; s->primary == l->cfg.self && k < s->njoining; k++)
+            server_want(l, v, s->joining[k], i);
+    }
+    for (uint32_t i = 0; i < l->nservers; i++) {
+        struct server_peer *p = l->servers[i];
+        if (p->wanted) {
+            l->servers[n++] = p;
+            continue;
+        }
+        if (p->conn)
+            net_close(p->conn, 0, "not needed any more");
+        mem_free(p);
+    }
+    l->nservers = n;
+}
+
+static void server_cut(struct loop *l, uint64_t id)
+{
+    for (uint32_t i = 0; i < l->nservers; i++) {
+        struct server_peer *p = l->servers[i];
+        if (p->id != id || p->out || !p->conn)
+            continue;
+        net_close(p->conn, KS_EFENCED, "cut off by a change of the view");
+        p->conn = NULL;
+    }
 }
 
 /* ---- mail ---- */
@@ -326,8 +484,10 @@ static void on_mail(void *arg, struct mail *m)
         return;
     switch (m->kind) {
     case MAIL_PREPARE:
-        for (uint32_t i = 0; i < m->prepare->ngone; i++)
+        for (uint32_t i = 0; i < m->prepare->ngone; i++) {
             do_close(l, m->prepare->gone[i], KS_EFENCED, "cut off by a change of the view");
+            server_cut(l, m->prepare->gone[i]);
+        }
         e.kind = SHARD_PREPARE;
         e.prepare = m->prepare;
         step(l, &e);
@@ -335,6 +495,7 @@ static void on_mail(void *arg, struct mail *m)
     case MAIL_ADOPT:
         e.kind = SHARD_ADOPT;
         e.view = m->view;
+        servers_follow(l, m->view);
         step(l, &e);
         close_unlisted(l, m->view);
         break;
@@ -401,6 +562,7 @@ static int open_net(struct loop *l, char *ret_addr, char *err)
     struct net_config nc = {.loop = &l->uv, .arg = l, .token = l->cfg.token,
                             .handlers = {on_accept, on_opened, on_sink, on_abandon, on_frame, on_closed}};
     nc.self.id = l->cfg.self;
+    nc.self.loop = l->cfg.index;
     nc.self.chunk_bytes = l->job.chunk_bytes;
     snprintf(nc.self.job, sizeof nc.self.job, "%s", l->job.job);
     snprintf(nc.self.role, sizeof nc.self.role, "server");
@@ -465,6 +627,9 @@ void loop_free(struct loop *l)
     mailbox_done(&l->mailbox);
     shard_outbox_done(&l->out);
     map_done(&l->peers);
+    for (uint32_t i = 0; i < l->nservers; i++)
+        mem_free(l->servers[i]);
+    mem_free(l->servers);
     mem_free(l->held);
     CHECK(uv_loop_close(&l->uv) == 0);
     mem_free(l);

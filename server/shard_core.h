@@ -74,7 +74,8 @@ enum shard_effect_kind {
     SHARD_PERSIST,       /* store ops as one batch; answer with SHARD_DURABLE(seq) */
     SHARD_REPORT,        /* answer to SHARD_PREPARE */
     SHARD_WANT_VIEW,     /* a frame of a newer epoch waits: fetch the view */
-    SHARD_CLOSE,         /* close this peer's connection: status, text */
+    SHARD_CLOSE,         /* close this peer's connection: status, text. is_server: all connections with that server; those that
+                            this side made are made again */
     SHARD_FATAL,         /* an invariant of the data is broken; text. The process must end. */
 };
 struct shard_effect {

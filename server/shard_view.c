@@ -113,9 +113,13 @@ static bool slot_live(const struct shard_core *c, uint64_t id)
  * again. */
 static void cut_set(struct shard_core *c, const uint64_t *ids, uint32_t n)
 {
-    for (uint32_t i = 0; i < c->ncut; i++)
-        if (!is_in(ids, n, c->cut[i]) && slot_live(c, c->cut[i]))
-            shard_close(c, c->cut[i], KS_EAGAIN, "not cut off any more; connect again");
+    for (uint32_t i = 0; i < c->ncut; i++) {
+        bool server = c->view && view_server_find(c->view, c->cut[i]);
+        if (is_in(ids, n, c->cut[i]) || (!server && !slot_live(c, c->cut[i])))
+            continue;
+        shard_close(c, c->cut[i], KS_EAGAIN, "not cut off any more; connect again");
+        c->out->effect[c->out->n - 1].is_server = server;
+    }
     mem_free(c->cut);
     c->cut = n ? mem_dup(ids, n * sizeof *ids) : NULL;
     c->ncut = n;
