@@ -31,20 +31,12 @@ bool view_change_heir(const struct view_core *v, uint64_t id, uint64_t *ret_of)
     return false;
 }
 
-bool view_holds_shards(const struct view *b, uint64_t id)
-{
-    for (uint32_t h = 0; h < b->nshards; h++)
-        if (b->shard[h].primary == id)
-            return true;
-    return false;
-}
-
 /* ---- reports ---- */
 
 static void answers_clear(struct view_core *v)
 {
     for (uint32_t i = 0; i < v->nanswers; i++)
-        mem_free(v->answer[i].complete);
+        mem_free(v->answer[i].shard);
     v->nanswers = 0;
 }
 
@@ -62,10 +54,20 @@ const struct answer *view_change_answer(const struct view_core *v, uint64_t id)
     return NULL;
 }
 
+static bool leads_shards(const struct view *b, uint64_t id)
+{
+    for (uint32_t h = 0; h < b->nshards; h++)
+        if (b->shard[h].primary == id)
+            return true;
+    return false;
+}
+
 bool view_change_awaits(const struct view_core *v, uint64_t id)
 {
     uint64_t of;
     if (v->phase != PHASE_PREPARE || view_change_gone(v, id) || view_change_answer(v, id))
+        return false;
+    if (MUTANT(45) && view_server_find(v->base, id) && !leads_shards(v->base, id))
         return false;
     if (view_change_heir(v, id, &of) || view_server_find(v->base, id))
         return true;
@@ -75,27 +77,39 @@ bool view_change_awaits(const struct view_core *v, uint64_t id)
 static struct answer answer_of(const struct report *r, uint32_t nshards)
 {
     struct answer a = {.id = r->from, .clock = r->clock, .join_max = -1, .join_min = INT64_MAX};
-    a.complete = mem_alloc(nshards * sizeof *a.complete);
-    for (uint32_t h = 0; h < nshards; h++)
-        a.complete[h] = REPORT_NONE;
+    a.shard = mem_alloc(nshards * sizeof *a.shard);
     for (uint32_t i = 0; i < r->nshards; i++) {
         const struct shard_report *s = &r->shard[i];
-        if (s->shard >= nshards || s->complete < -1 || (s->role == HOLDER_JOINER && !s->full))
+        if (s->shard >= nshards || s->complete < -1)
             continue;
-        a.complete[s->shard] = s->complete;
+        a.shard[s->shard] = *s;
+        if (s->role == HOLDER_JOINER && !s->full && !MUTANT(41))
+            continue;
         a.join_max = s->join > a.join_max ? s->join : a.join_max;
         a.join_min = s->join < a.join_min ? s->join : a.join_min;
     }
     return a;
 }
 
-/* Without a word about a shard that it is to serve next there is no L. */
+/* Of whatever it holds, or is asked for as an heir: without a word about a shard that it is to serve there is no L. */
 static bool answer_whole(const struct view_core *v, const struct answer *a)
 {
-    for (uint32_t h = 0; h < v->base->nshards; h++)
-        if (view_next_primary(v, h) == a->id && a->complete[h] == REPORT_NONE)
+    uint64_t of = 0;
+    bool heir = view_change_heir(v, a->id, &of);
+    for (uint32_t h = 0; h < v->base->nshards; h++) {
+        const struct view_shard *s = &v->base->shard[h];
+        bool asked = view_holds(s, a->id) || (heir && view_holds(s, of) && view_holders_orphan(v, h));
+        if (asked && !a->shard[h].role)
             return false;
+    }
     return true;
+}
+
+static void joiners_note(struct view_core *v, const struct answer *a)
+{
+    for (uint32_t h = 0; h < v->base->nshards; h++)
+        if (view_joining(&v->base->shard[h], a->id) && a->shard[h].role == HOLDER_JOINER)
+            view_holders_note(v, h, a->id, a->shard[h].full, false);
 }
 
 void view_change_report(struct view_core *v, const struct report *r)
@@ -110,26 +124,30 @@ void view_change_report(struct view_core *v, const struct report *r)
     struct answer a = answer_of(r, v->base->nshards);
     if (!answer_whole(v, &a)) {
         log_warn("report_refused", "id=%llu cause=\"a shard that it serves is missing\"", (unsigned long long)r->from);
-        mem_free(a.complete);
+        mem_free(a.shard);
         return;
     }
     ARRAY_ROOM(v->answer, v->nanswers, v->answers_cap);
     v->answer[v->nanswers++] = a;
-    struct away *w = view_nodes_away(v, r->from);
-    if (w && !w->suspect)
-        *w = v->away[--v->naway];
+    view_nodes_return(v, r->from);
+    joiners_note(v, &a);
 }
 
 /* ---- PREPARE ---- */
 
 const struct view_server *view_change_missing(const struct view_core *v)
 {
+    const struct view_server *missing = NULL;
     for (uint32_t i = 0; i < v->base->nservers; i++) {
         const struct view_server *s = &v->base->server[i];
-        if (view_nodes_suspects(v, s->id) && view_holds_shards(v->base, s->id) && !view_nodes_heir(v, s->id))
-            return s;
+        const struct away *a = view_nodes_away(v, s->id);
+        if (!a || !a->suspect || view_holders_standing(v, s->id, false) != STANDING_ALONE)
+            continue;
+        if (!a->named)
+            return s;          /* it can come back by itself; of one that was named only an heir can */
+        missing = missing ? missing : s;
     }
-    return NULL;
+    return missing;
 }
 
 static void sort_ids(uint64_t *ids, uint32_t n)
@@ -143,26 +161,48 @@ static void sort_ids(uint64_t *ids, uint32_t n)
     }
 }
 
-/* Fills gone and heirs: a registered heir proves that the life before it is dead. */
-static void prepare_nodes(struct view_core *v, struct prepare *p)
+/* A registered heir proves that the life before it is dead. */
+static void heirs_prove(struct view_core *v)
+{
+    for (uint32_t i = 0; i < v->base->nservers; i++)
+        if (view_nodes_heir(v, v->base->server[i].id))
+            view_nodes_away_add(v, v->base->server[i].id, true);
+}
+
+/* Is the disk of life `of` asked for? Only for shards that no living server can go on with. */
+static bool heir_needed(const struct view_core *v, uint64_t of)
+{
+    for (uint32_t h = 0; h < v->base->nshards; h++)
+        if (view_holds(&v->base->shard[h], of) && (view_holders_orphan(v, h) || MUTANT(46)))
+            return true;
+    return false;
+}
+
+static void prepare_heirs(const struct view_core *v, struct prepare *p)
 {
     const struct view *b = v->base;
     p->heir = mem_alloc((b->nservers + 1) * sizeof *p->heir);
     p->heir_of = mem_alloc((b->nservers + 1) * sizeof *p->heir_of);
     for (uint32_t i = 0; i < b->nservers; i++) {
         uint64_t id = b->server[i].id, heir = view_nodes_heir(v, id);
-        if (!heir)
+        if (!heir || !heir_needed(v, id))
             continue;
-        view_nodes_away_add(v, id, true);
         p->heir[p->nheirs] = heir;
         p->heir_of[p->nheirs++] = id;
     }
+}
+
+/* Suspects go, unless it must be asked first who has what they held: whoever is named once cannot come back. */
+static void prepare_gone(struct view_core *v, struct prepare *p)
+{
     p->gone = mem_alloc((v->naway + 1) * sizeof *p->gone);
-    for (uint32_t i = 0; i < v->naway && p->ngone < PREPARE_NODES_MAX; i++)
-        if (v->away[i].suspect) {
-            v->away[i].named = true;
-            p->gone[p->ngone++] = v->away[i].id;
-        }
+    for (uint32_t i = 0; i < v->naway && p->ngone < PREPARE_NODES_MAX; i++) {
+        struct away *a = &v->away[i];
+        if (!a->suspect || (!a->named && view_holders_standing(v, a->id, false) != STANDING_OTHERS))
+            continue;
+        a->named = true;
+        p->gone[p->ngone++] = a->id;
+    }
     sort_ids(p->gone, p->ngone);
 }
 
@@ -190,6 +230,7 @@ void view_change_attempt(struct view_core *v)
     view_core_retire_prepare(v);
     if (!MUTANT(9))
         answers_clear(v);
+    heirs_prove(v);
     const struct view_server *missing = view_change_missing(v);
     if (missing) {
         uint64_t wait_us = v->cfg.wait_for_server_ms * 1000ull;
@@ -204,17 +245,19 @@ void view_change_attempt(struct view_core *v)
     p->base = view_copy(v->base);
     p->controller = v->cfg.self;
     p->mode_change = v->mode_wanted;
-    prepare_nodes(v, p);
+    prepare_heirs(v, p);
+    prepare_gone(v, p);
     if (v->njoins && view_nodes_joins_ready(v)) {
         p->joins = mem_dup(v->join, v->njoins * sizeof *v->join);
         p->njoins = v->njoins;
     }
     v->prepare = p;
+    view_place_moves(v, p);
     v->phase = PHASE_PREPARE;
     v->due_us = v->now_us + v->cfg.report_ms * 1000ull;
-    log_info("view_prepare", "epoch=%llu term=%llu round=%llu gone=%u joins=%u heirs=%u",
+    log_info("view_prepare", "epoch=%llu term=%llu round=%llu gone=%u joins=%u heirs=%u moves=%u",
              (unsigned long long)v->base->epoch, (unsigned long long)v->term, (unsigned long long)v->round, p->ngone,
-             p->njoins, p->nheirs);
+             p->njoins, p->nheirs, p->nmoves);
     prepare_send_all(v);
 }
 
@@ -226,13 +269,19 @@ void view_change_again(struct view_core *v, uint64_t id)
 
 /* ---- while reports are awaited ---- */
 
+/* A suspect that is not named: is it known by now whether it may go? */
+static bool suspect_settled(const struct view_core *v, uint64_t id)
+{
+    return view_nodes_suspects(v, id) && view_holders_standing(v, id, false) != STANDING_MAYBE;
+}
+
 /* Somebody who was asked has died, or another life holds its disk: the set that was cut off is too small. */
 static bool round_void(const struct view_core *v)
 {
     const struct prepare *p = v->prepare;
     for (uint32_t i = 0; i < v->base->nservers; i++) {
         uint64_t id = v->base->server[i].id;
-        if (!view_change_gone(v, id) && (view_nodes_suspects(v, id) || view_nodes_heir(v, id)))
+        if (!view_change_gone(v, id) && (view_nodes_heir(v, id) || suspect_settled(v, id)))
             return true;
     }
     for (uint32_t i = 0; i < p->nheirs; i++)
@@ -275,35 +324,59 @@ bool view_change_overdue(struct view_core *v, uint64_t id)
     return true;
 }
 
-/* Nobody else holds what `id` holds (or, as an heir, what its former life held): silence cannot make it gone. */
-static bool only_holder(const struct view_core *v, uint64_t id, uint64_t *ret_listed)
+/* An heir that says nothing and is not the only one cannot hold up the others; it may register again. */
+static void heir_drop(struct view_core *v, uint64_t id)
 {
-    uint64_t of;
-    *ret_listed = view_change_heir(v, id, &of) ? of : id;
-    return *ret_listed != id || (view_server_find(v->base, id) && view_holds_shards(v->base, id));
+    struct registered *r = view_nodes_find(v, id);
+    if (r)
+        r->down = true;
+}
+
+/* Nobody else who has answered holds what `id` holds: silence cannot make it gone. */
+static void silent_alone(struct view_core *v, uint64_t id, uint64_t listed)
+{
+    view_nodes_away_add(v, listed, false);
+    if (!view_change_overdue(v, listed))
+        prepare_send(v, id);
 }
 
 static void silence(struct view_core *v, const uint64_t *ids, uint32_t n)
 {
     bool anew = false;
     v->due_us = v->now_us + v->cfg.report_ms * 1000ull;
-    for (uint32_t i = 0; i < n; i++) {
-        uint64_t listed;
-        if (ids[i] == v->cfg.self)
+    for (uint32_t i = 0; i < n && v->phase == PHASE_PREPARE; i++) {
+        uint64_t id = ids[i], of = 0;
+        bool heir = view_change_heir(v, id, &of);
+        if (id == v->cfg.self)
             continue;
-        log_warn("report_silent", "id=%llu round=%llu", (unsigned long long)ids[i], (unsigned long long)v->round);
-        if (only_holder(v, ids[i], &listed)) {
-            view_nodes_away_add(v, listed, false);
-            if (view_change_overdue(v, listed))
-                return;
-            prepare_send(v, ids[i]);
-        } else {
-            view_nodes_away_add(v, ids[i], true);
-            anew = true;
+        log_warn("report_silent", "id=%llu round=%llu", (unsigned long long)id, (unsigned long long)v->round);
+        if (view_holders_standing(v, id, true) != STANDING_OTHERS) {
+            silent_alone(v, id, heir ? of : id);
+            continue;
         }
+        if (heir)
+            heir_drop(v, id);
+        if (view_lists(v->base, id))
+            view_nodes_away_add(v, id, true);
+        anew = true;
     }
-    if (anew)
+    if (anew && v->phase == PHASE_PREPARE)
         view_change_attempt(v);
+}
+
+/* Everybody has reported, yet nobody can go on with some shard: asked anew, but not without a pause. */
+static void commit(struct view_core *v)
+{
+    struct view *next = view_next_commit(v);
+    if (next) {
+        view_core_propose(v, next);
+        return;
+    }
+    if (v->now_us < v->due_us)
+        return;
+    log_error("shard_without_holder", "epoch=%llu round=%llu", (unsigned long long)v->base->epoch,
+              (unsigned long long)v->round);
+    view_change_attempt(v);
 }
 
 void view_change_run(struct view_core *v)
@@ -315,7 +388,7 @@ void view_change_run(struct view_core *v)
     uint64_t *ids = mem_alloc((v->base->nservers + v->prepare->nheirs + v->base->nmembers + 1) * sizeof *ids);
     uint32_t n = awaited(v, ids);
     if (!n)
-        view_core_propose(v, view_next_commit(v));
+        commit(v);
     else if (v->now_us >= v->due_us)
         silence(v, ids, n);
     mem_free(ids);

@@ -67,6 +67,8 @@ void view_core_free(struct view_core *v)
     mem_free(v->away);
     mem_free(v->join);
     mem_free(v->leaving);
+    mem_free(v->drain);
+    mem_free(v->syncing);
     mem_free(v->old_prepare);
     mem_free(v->old_view);
     mem_free(v);
@@ -98,6 +100,8 @@ static void base_set(struct view_core *v, struct view *base)
             view_nodes_remove(v, old->member[i].id);
     retire_view(v, v->base);
     v->base = base;
+    v->plan_known = false;
+    view_holders_trim(v);
 }
 
 void view_core_propose(struct view_core *v, struct view *next)
@@ -124,7 +128,7 @@ static void go_off(struct view_core *v)
     forget_change(v);
     v->phase = PHASE_OFF;
     v->force = v->mode_wanted = false;
-    v->naway = v->njoins = v->nleaving = 0;
+    v->naway = v->njoins = v->nleaving = v->ndrains = v->nsyncing = 0;
     v->end[0] = 0;
 }
 
@@ -146,6 +150,11 @@ static void wishes_trim(struct view_core *v)
         if (view_lists(v->base, v->leaving[i].id))
             v->leaving[n++] = v->leaving[i];
     v->nleaving = n;
+    n = 0;
+    for (uint32_t i = 0; i < v->ndrains; i++)
+        if (!view_core_removed(v, v->drain[i]))
+            v->drain[n++] = v->drain[i];
+    v->ndrains = n;
 }
 
 static void change_finish(struct view_core *v)
@@ -216,6 +225,7 @@ static void on_suspect(struct view_core *v, const struct view_event *e)
         return;
     log_warn("node_suspect", "id=%llu cause=\"%s\"", (unsigned long long)e->id, e->text ? e->text : "");
     view_nodes_away_add(v, e->id, true);
+    view_holders_forget(v);
 }
 
 static void on_server_gone(struct view_core *v, const struct view_event *e)
@@ -327,11 +337,34 @@ static void on_end(struct view_core *v, const struct view_event *e)
     snprintf(v->end, sizeof v->end, "%s", e->text && e->text[0] ? e->text : "ended by the operator");
 }
 
+static void on_drain(struct view_core *v, const struct view_event *e)
+{
+    bool known = view_nodes_find(v, e->id) || (v->base && view_server_find(v->base, e->id));
+    if (v->phase == PHASE_OFF || !known || view_nodes_draining(v, e->id))
+        return;
+    log_info("server_drain", "id=%llu", (unsigned long long)e->id);
+    ARRAY_ROOM(v->drain, v->ndrains, v->drains_cap);
+    v->drain[v->ndrains++] = e->id;
+    v->plan_known = false;
+}
+
+static void on_rebalance(struct view_core *v, const struct view_event *e)
+{
+    (void)e;
+    v->force |= v->phase != PHASE_OFF;
+}
+
+static void on_synced(struct view_core *v, const struct view_event *e)
+{
+    if (v->phase != PHASE_OFF)
+        view_holders_note(v, e->shard, e->id, true, true);
+}
+
 /* ---- phases ---- */
 
-static bool wanted(const struct view_core *v)
+static bool wanted(struct view_core *v)
 {
-    if (v->force || v->nleaving || v->mode_wanted || (v->njoins && view_nodes_joins_ready(v)))
+    if (v->force || v->nleaving || v->mode_wanted || (v->njoins && view_nodes_joins_ready(v)) || view_holders_news(v))
         return true;
     for (uint32_t i = 0; i < v->naway; i++)
         if (v->away[i].suspect)
@@ -343,7 +376,7 @@ static bool wanted(const struct view_core *v)
         if (r->doc.heir_of && view_server_find(v->base, r->doc.heir_of) && view_nodes_heir(v, r->doc.heir_of))
             return true;
     }
-    return false;
+    return view_place_wanted(v);
 }
 
 static void first_view(struct view_core *v)
@@ -411,7 +444,8 @@ void view_core_step(struct view_core *v, const struct view_event *e, struct view
         [VIEW_SERVER_GONE] = on_server_gone, [VIEW_JOIN] = on_join,     [VIEW_LEAVE] = on_leave,
         [VIEW_SUSPECT] = on_suspect,     [VIEW_MODE] = on_mode,         [VIEW_REPORT] = on_report,
         [VIEW_CAS_DONE] = on_cas_done,   [VIEW_CAS_UNKNOWN] = on_cas_unknown,
-        [VIEW_ADOPTED] = on_adopted,     [VIEW_END] = on_end,           [VIEW_TICK] = NULL,
+        [VIEW_ADOPTED] = on_adopted,     [VIEW_END] = on_end,           [VIEW_DRAIN] = on_drain,
+        [VIEW_REBALANCE] = on_rebalance, [VIEW_SYNCED] = on_synced,     [VIEW_TICK] = NULL,
     };
     CHECK(e->kind >= VIEW_ELECTED && e->kind <= VIEW_TICK);
     forget_old(v);

@@ -10,7 +10,12 @@
  *
  * A server that is gone and whose shards nobody else holds is waited for: the change stands still (phase
  * VIEW_WAITING) until an heir (a new life of the same data directory) registers, or wait_for_server_ms is over;
- * then the job ends with a reason. */
+ * then the job ends with a reason. Others that hold them are committed backups, heirs of backups, and joiners that have
+ * everything; where there are any, the change proceeds at once.
+ *
+ * The controller also plans by itself, from the view alone, so that the next controller goes on where this one stopped:
+ * it replaces lost backups, evens out what servers hold when some join, and empties servers that are drained. A shard
+ * moves in steps: joining -> backup (its primary says that it is synced) -> primary (named in PREPARE). */
 #ifndef COORD_VIEW_CORE_H
 #define COORD_VIEW_CORE_H
 
@@ -39,12 +44,17 @@ enum view_event_kind {
     VIEW_CAS_UNKNOWN,   /* the answer was lost: the caller has asked the store; `view` is what stands there now */
     VIEW_ADOPTED,       /* this process adopted `view` */
     VIEW_END,           /* operator: end the job; text */
+    VIEW_DRAIN,         /* server id is to hold nothing, and to be listed no more once it does. Lasts as long as this
+                           process leads: who wants it tells every new leader. */
+    VIEW_REBALANCE,     /* operator: run a change now, whether or not the plan asks for one */
+    VIEW_SYNCED,        /* the primary of `shard` says that joiner id has everything */
     VIEW_TICK,          /* time has passed; at least when view_core_deadline says */
 };
 struct view_event {
     enum view_event_kind kind;
     uint64_t now_us;
     uint64_t id, term;
+    uint32_t shard;
     int64_t step;
     const struct view *view;
     const struct server_doc *server;
@@ -75,6 +85,7 @@ void view_core_step(struct view_core *v, const struct view_event *e, struct view
 uint64_t view_core_deadline(const struct view_core *v);
 /* One line for status and logs: "collecting 12 ms", "waiting 4.2 s for server s1 (shards 0, 2, ...)", "idle". */
 void view_core_describe(const struct view_core *v, uint64_t now_us, char *out, size_t size);
+bool view_core_draining(const struct view_core *v, uint64_t id);
 /* The server whose return is waited for (0: none), and since when. */
 uint64_t view_core_waiting_for(const struct view_core *v, uint64_t *ret_since_us);
 /* Was this life listed (servers, live members) by a view that this process adopted, and left out by a later one?

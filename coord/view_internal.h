@@ -1,5 +1,6 @@
 /* view_internal.h - what the files of the controller share: view_core.c (events, phases), view_nodes.c
- * (who is there), view_change.c (PREPARE, reports, silence), view_next.c (the views that are proposed), view_text.c
+ * (who is there), view_holders.c (who else holds a shard), view_change.c (PREPARE, reports, silence), view_next.c (the
+ * views that are proposed), view_rules.c (what becomes of each shard), view_place.c (where holders go), view_text.c
  * (description). */
 #ifndef COORD_VIEW_INTERNAL_H
 #define COORD_VIEW_INTERNAL_H
@@ -40,9 +41,16 @@ struct answer {
     uint64_t id;
     int64_t clock;
     int64_t join_min, join_max;   /* over its shards; join_max -1: none */
-    int64_t *complete;            /* nshards; REPORT_NONE: not reported */
+    struct shard_report *shard;   /* nshards, by number; role 0: not reported */
 };
-#define REPORT_NONE INT64_MIN
+/* What is known of a joiner of the base view. */
+struct syncing {
+    uint32_t shard;
+    uint64_t id;
+    bool full;                    /* it has everything; else it has said that it has not */
+    bool news;                    /* no change has made it a backup yet */
+};
+enum { MOVES_MAX = 16 };          /* shards that move in one change, so that it stays short */
 
 struct view_core {
     struct view_config cfg;
@@ -62,6 +70,11 @@ struct view_core {
     struct join_doc *join;        /* ascending id */
     uint32_t nleaving, leaving_cap;
     struct leaving *leaving;
+    uint32_t ndrains, drains_cap;
+    uint64_t *drain;              /* servers that are to hold nothing */
+    uint32_t nsyncing, syncing_cap;
+    struct syncing *syncing;
+    bool plan_known, plan_wants;  /* does the plan for the base view ask for a change? */
     bool mode_wanted;
     struct mode mode;
     char end[ENDED_TEXT];         /* not empty: the job is to end, and why */
@@ -93,14 +106,37 @@ bool view_nodes_joins_ready(const struct view_core *v);   /* members_min have as
 bool view_nodes_suspects(const struct view_core *v, uint64_t id);
 /* One for the first view: no later life has opened its directory. */
 bool view_nodes_starter(const struct view_core *v, const struct registered *r);
-/* Registered, not suspected, and to be listed without a report: not the heir of a listed server. */
+/* Registered, not suspected, and to be listed without a report: not the heir of a listed server, unless that is gone in
+ * the running change. */
 bool view_nodes_newcomer(const struct view_core *v, const struct registered *r);
 /* The newest usable life that holds the disk of listed server `id`; 0: none. */
 uint64_t view_nodes_heir(const struct view_core *v, uint64_t id);
 
-/* ---- view_change.c ---- */
+bool view_nodes_draining(const struct view_core *v, uint64_t id);
+
+/* ---- view_holders.c ---- */
+/* Primary or committed backup of some shard? */
 bool view_holds_shards(const struct view *b, uint64_t id);
-/* A listed server that is gone, has shards, and has no heir; NULL: none. */
+bool view_holds(const struct view_shard *s, uint64_t id);    /* primary or committed backup */
+bool view_joining(const struct view_shard *s, uint64_t id);
+enum view_standing {
+    STANDING_OTHERS,   /* all that it holds is held by others, or by heirs, too: it can go */
+    STANDING_MAYBE,    /* by joiners of which nothing is known: their reports tell */
+    STANDING_ALONE,
+};
+/* If server, heir or joiner `id` were gone. answered: only those count that have reported in this round. */
+enum view_standing view_holders_standing(const struct view_core *v, uint64_t id, bool answered);
+/* Has the shard lost every committed holder, and has no joiner everything? Then heirs are asked. */
+bool view_holders_orphan(const struct view_core *v, uint32_t shard);
+/* Joiner id has, or says that it has not, everything. news: its primary says so, which makes it a backup. */
+void view_holders_note(struct view_core *v, uint32_t shard, uint64_t id, bool full, bool news);
+bool view_holders_news(const struct view_core *v);
+void view_holders_trim(struct view_core *v);       /* after a new base */
+/* Somebody has died or is back: whoever lacked something may have got it since, and is asked again. */
+void view_holders_forget(struct view_core *v);
+
+/* ---- view_change.c ---- */
+/* A listed server that is gone, has shards, and nobody else has them; NULL: none. */
 const struct view_server *view_change_missing(const struct view_core *v);
 /* Starts a round: PREPARE to everybody, or PHASE_WAIT when a server is missing. */
 void view_change_attempt(struct view_core *v);
@@ -119,9 +155,30 @@ bool view_change_overdue(struct view_core *v, uint64_t id);
 
 /* ---- view_next.c ---- */
 struct view *view_next_first(struct view_core *v);
-struct view *view_next_commit(struct view_core *v);
+struct view *view_next_commit(struct view_core *v);      /* NULL: somebody's shard has no holder any more */
 struct view *view_next_ended(struct view_core *v);
-uint64_t view_next_primary(const struct view_core *v, uint32_t shard);
+void view_next_servers(const struct view_core *v, struct view *next);
+
+/* ---- view_rules.c ---- */
+/* A shard while its next holders are being worked out: more than a view can list. */
+struct holding {
+    uint64_t primary;                        /* 0: nobody holds it any more */
+    uint32_t nbackups, njoining;
+    uint64_t backup[2 * BACKUPS_MAX + 1], joining[BACKUPS_MAX];
+};
+/* What the reports and the PREPARE make of it, before anything is dropped or added. `primaries`: how much each server of
+ * `next` leads, by index, to choose the least busy. */
+void view_rules_shard(const struct view_core *v, const struct view *next, uint32_t shard, const uint64_t *primaries,
+                      struct holding *ret);
+/* c of RULES: what the next primary has reported; false: it has not. */
+bool view_rules_complete(const struct view_core *v, const struct view *next, uint32_t shard, int64_t *ret_complete);
+
+/* ---- view_place.c ---- */
+void view_place_first(struct view_core *v, struct view *next);    /* shards of the first view */
+/* Shards of the next view. false: one has no holder any more. */
+bool view_place_shards(const struct view_core *v, struct view *next);
+void view_place_moves(const struct view_core *v, struct prepare *p);
+bool view_place_wanted(struct view_core *v);
 
 /* ---- view_text.c ---- */
 /* "server NAME (shards 0, 2, ...)" */

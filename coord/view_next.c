@@ -24,15 +24,6 @@ static void stamp(struct view_core *v, struct view *next, uint64_t epoch)
     next->nonce = nonce_of(v, epoch);
 }
 
-/* Primaries go round the servers. Job setting `replicas` asks for backups; none are placed by this version. */
-static void place_shards(struct view *next)
-{
-    for (uint32_t h = 0; h < next->nshards; h++) {
-        next->shard[h].primary = next->server[h % next->nservers].id;
-        next->shard[h].since = next->epoch;
-    }
-}
-
 struct view *view_next_first(struct view_core *v)
 {
     struct view *next = view_create(v->nservers, 0, v->cfg.job.nshards);
@@ -46,7 +37,7 @@ struct view *view_next_first(struct view_core *v)
     next->mode[0] = v->cfg.job.mode;
     next->mode[0].from = 0;
     memcpy(next->ended, v->end, sizeof next->ended);
-    place_shards(next);
+    view_place_first(v, next);
     return next;
 }
 
@@ -61,21 +52,13 @@ struct view *view_next_ended(struct view_core *v)
 
 /* ---- the outcome of a change ---- */
 
-uint64_t view_next_primary(const struct view_core *v, uint32_t shard)
-{
-    uint64_t id = v->base->shard[shard].primary;
-    for (uint32_t i = 0; i < v->prepare->nheirs; i++)
-        if (v->prepare->heir_of[i] == id)
-            return v->prepare->heir[i];
-    return id;
-}
-
 /* L: the last step that counts the gone. One for all members, or the sets would differ between shards. */
-static int64_t last_step(const struct view_core *v)
+static int64_t last_step(const struct view_core *v, const struct view *next)
 {
-    int64_t least = INT64_MAX, most = -1;
+    int64_t least = INT64_MAX, most = -1, c;
     for (uint32_t h = 0; h < v->base->nshards; h++) {
-        int64_t c = view_change_answer(v, view_next_primary(v, h))->complete[h];
+        if (!view_rules_complete(v, next, h, &c))
+            continue;
         least = c < least ? c : least;
         most = c > most ? c : most;
     }
@@ -124,12 +107,29 @@ static int64_t join_step(const struct view_core *v)
     return join;
 }
 
-static void next_servers(const struct view_core *v, struct view *next)
+static bool listed_anywhere(const struct view *b, uint64_t id)
+{
+    for (uint32_t h = 0; h < b->nshards; h++)
+        if (view_holds(&b->shard[h], id) || view_joining(&b->shard[h], id))
+            return true;
+    return false;
+}
+
+/* A drained server leaves one view after the last that gives it something. */
+static bool stays(const struct view_core *v, uint64_t id)
+{
+    if (view_change_gone(v, id))
+        return false;
+    return !view_nodes_draining(v, id) || (listed_anywhere(v->base, id) && !MUTANT(47));
+}
+
+void view_next_servers(const struct view_core *v, struct view *next)
 {
     const struct view *b = v->base;
     uint64_t of;
+    next->nservers = 0;
     for (uint32_t i = 0; i < b->nservers; i++)
-        if (!view_change_gone(v, b->server[i].id))
+        if (stays(v, b->server[i].id))
             next->server[next->nservers++] = b->server[i];
     for (uint32_t i = 0; i < v->nservers; i++) {
         const struct registered *r = &v->server[i];
@@ -140,18 +140,6 @@ static void next_servers(const struct view_core *v, struct view *next)
         for (; k > 0 && next->server[k - 1].id > id; k--)
             next->server[k] = next->server[k - 1];
         next->server[k] = r->doc.server;
-    }
-}
-
-static void next_shards(const struct view_core *v, struct view *next)
-{
-    for (uint32_t h = 0; h < next->nshards; h++) {
-        uint64_t id = view_next_primary(v, h);
-        next->shard[h] = v->base->shard[h];
-        if (next->shard[h].primary == id)
-            continue;
-        next->shard[h].primary = id;
-        next->shard[h].since = next->epoch;
     }
 }
 
@@ -261,14 +249,17 @@ struct view *view_next_commit(struct view_core *v)
 {
     const struct view *b = v->base;
     struct view *next = view_create(b->nservers + v->nservers, b->nmembers + v->prepare->njoins, b->nshards);
-    int64_t last = last_step(v);
-    next->nservers = next->nmembers = 0;
+    next->nmembers = 0;
     stamp(v, next, b->epoch + 1);
     next->mchg = b->mchg;
     next->nmodes = b->nmodes;
     memcpy(next->mode, b->mode, sizeof next->mode);
-    next_servers(v, next);
-    next_shards(v, next);
+    view_next_servers(v, next);
+    if (!view_place_shards(v, next)) {
+        view_free(next);
+        return NULL;
+    }
+    int64_t last = last_step(v, next);
     next_members(v, last, next);
     next_modes(v, last, next);
     return next;

@@ -52,8 +52,10 @@ void view_nodes_away_add(struct view_core *v, uint64_t id, bool suspect)
 void view_nodes_return(struct view_core *v, uint64_t id)
 {
     struct away *a = view_nodes_away(v, id);
-    if (a && !a->named)
-        *a = v->away[--v->naway];
+    if (!a || a->named)
+        return;
+    *a = v->away[--v->naway];
+    view_holders_forget(v);
 }
 
 bool view_nodes_suspects(const struct view_core *v, uint64_t id)
@@ -82,13 +84,28 @@ bool view_nodes_starter(const struct view_core *v, const struct registered *r)
     for (uint32_t i = 0; i < v->nservers; i++)
         if (v->server[i].doc.heir_of == r->doc.server.id)
             return false;
-    return view_nodes_usable(v, r);
+    return view_nodes_usable(v, r) && !view_nodes_draining(v, r->doc.server.id);
 }
 
 bool view_nodes_newcomer(const struct view_core *v, const struct registered *r)
 {
-    return view_nodes_usable(v, r) && !view_server_find(v->base, r->doc.server.id) &&
-           !(r->doc.heir_of && view_server_find(v->base, r->doc.heir_of));
+    uint64_t id = r->doc.server.id, of = r->doc.heir_of;
+    if (!view_nodes_usable(v, r) || view_nodes_draining(v, id) || view_server_find(v->base, id))
+        return false;
+    return !of || !view_server_find(v->base, of) || (view_change_gone(v, of) && view_nodes_heir(v, of) == id);
+}
+
+bool view_nodes_draining(const struct view_core *v, uint64_t id)
+{
+    for (uint32_t i = 0; i < v->ndrains; i++)
+        if (v->drain[i] == id)
+            return true;
+    return false;
+}
+
+bool view_core_draining(const struct view_core *v, uint64_t id)
+{
+    return view_nodes_draining(v, id);
 }
 
 /* Of several the newest: it opened the directory last, so the others have lost its lock and are dead. */

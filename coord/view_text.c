@@ -12,7 +12,7 @@ void view_text_server(const struct view *b, uint64_t id, char *out, size_t size)
     size_t n = (size_t)snprintf(out, size, "server %s", s ? s->name : "?");
     uint32_t shown = 0;
     for (uint32_t h = 0; h < b->nshards && n < size; h++) {
-        if (b->shard[h].primary != id)
+        if (!view_holds(&b->shard[h], id))
             continue;
         if (shown == SHARDS_SHOWN) {
             n += (size_t)snprintf(out + n, size - n, ", ...");
@@ -26,18 +26,16 @@ void view_text_server(const struct view *b, uint64_t id, char *out, size_t size)
 
 uint64_t view_core_waiting_for(const struct view_core *v, uint64_t *ret_since_us)
 {
-    if (v->phase != PHASE_WAIT && v->phase != PHASE_PREPARE)
-        return 0;
-    for (uint32_t i = 0; i < v->base->nservers; i++) {
+    const struct view_server *s = v->phase == PHASE_WAIT ? view_change_missing(v) : NULL;
+    for (uint32_t i = 0; v->phase == PHASE_PREPARE && !s && i < v->base->nservers; i++) {
         uint64_t id = v->base->server[i].id;
-        const struct away *a = view_nodes_away(v, id);
-        bool missing = v->phase == PHASE_WAIT ? a && a->suspect && !view_nodes_heir(v, id) : a && !a->suspect;
-        if (!missing || !view_holds_shards(v->base, id))
-            continue;
-        *ret_since_us = a->since_us;
-        return id;
+        if (view_nodes_away(v, id) && !view_change_gone(v, id) && view_holds_shards(v->base, id))
+            s = &v->base->server[i];
     }
-    return 0;
+    if (!s)
+        return 0;
+    *ret_since_us = view_nodes_away(v, s->id)->since_us;
+    return s->id;
 }
 
 static double seconds(uint64_t from_us, uint64_t to_us)
@@ -84,12 +82,34 @@ static void describe_prepare(const struct view_core *v, char *out, size_t size)
         list_awaited(v, out, size, n);
 }
 
+static uint32_t short_shards(const struct view_core *v)
+{
+    uint32_t n = 0;
+    for (uint32_t h = 0; h < v->base->nshards; h++)
+        n += v->base->shard[h].nbackups < v->cfg.job.replicas_min;
+    return n;
+}
+
+static uint32_t shards_at(const struct view *b, uint64_t id)
+{
+    uint32_t n = 0;
+    for (uint32_t h = 0; h < b->nshards; h++)
+        n += view_holds(&b->shard[h], id);
+    return n;
+}
+
 static void describe_idle(const struct view_core *v, char *out, size_t size)
 {
-    if (v->njoins)
-        snprintf(out, size, "idle, %u of %u members asked to join", v->njoins, v->cfg.job.members_min);
-    else
-        snprintf(out, size, "idle");
+    size_t n = (size_t)snprintf(out, size, "idle");
+    if (v->njoins && n < size)
+        n += (size_t)snprintf(out + n, size - n, ", %u of %u members asked to join", v->njoins, v->cfg.job.members_min);
+    for (uint32_t i = 0; i < v->ndrains && n < size; i++)
+        if (view_server_find(v->base, v->drain[i]))
+            n += (size_t)snprintf(out + n, size - n, ", server %s is drained, %u shards are left", name_of(v, v->drain[i]),
+                                  shards_at(v->base, v->drain[i]));
+    if (v->base->short_of_replicas && n < size)
+        snprintf(out + n, size - n, ", steps stand still: %u shards have fewer than %u backups, more servers are needed",
+                 short_shards(v), v->cfg.job.replicas_min);
 }
 
 void view_core_describe(const struct view_core *v, uint64_t now_us, char *out, size_t size)

@@ -39,6 +39,7 @@ void ctl_core_free(struct ctl_core *c)
     view_free(c->cas);
     mem_free(c->prepare.report.shard);
     mem_free(c->server);
+    mem_free(c->synced);
     mem_free(c->peer);
     mem_free(c->held);
     mem_free(c);
@@ -88,9 +89,9 @@ void ctl_stop(struct ctl_core *c, enum ctl_effect_kind kind, const char *text)
 {
     struct ctl_effect e = {.kind = kind};
     snprintf(e.text, sizeof e.text, "%s", text);
-    c->fenced |= kind == CTL_FENCED;
+    c->fenced |= kind == CTL_FENCED || kind == CTL_DRAINED;
     c->ended |= kind == CTL_ENDED;
-    log_info(kind == CTL_FENCED ? "fenced" : "job_ended", "cause=\"%s\"", e.text);
+    log_info(kind == CTL_FENCED ? "fenced" : kind == CTL_DRAINED ? "drained" : "job_ended", "cause=\"%s\"", e.text);
     ctl_emit(c, &e);
 }
 
@@ -144,7 +145,7 @@ static bool speaks_for(const struct ctl_core *c, uint64_t from, uint64_t id)
     return from == id || (p && p->is_server);
 }
 
-static void pass_on(struct ctl_core *c, const struct ctl_event *from, struct ctl_effect e)
+void ctl_pass_on(struct ctl_core *c, const struct ctl_event *from, struct ctl_effect e)
 {
     if (!c->leader || c->leader == c->cfg.self.server.id || c->leader == from->from)
         return;
@@ -163,7 +164,7 @@ static void on_join(struct ctl_core *c, const struct ctl_event *e)
     else {
         struct join_doc *join = mem_dup(e->join, sizeof *join);
         ctl_hold(c, join, mem_free);
-        pass_on(c, e, (struct ctl_effect){.kind = CTL_SEND_JOIN, .join = join});
+        ctl_pass_on(c, e, (struct ctl_effect){.kind = CTL_SEND_JOIN, .join = join});
     }
 }
 
@@ -177,7 +178,7 @@ static void on_leave(struct ctl_core *c, const struct ctl_event *e)
     else if (c->leads)
         ctl_controller_step(c, &(struct view_event){.kind = VIEW_LEAVE, .id = id, .step = e->step});
     else
-        pass_on(c, e, (struct ctl_effect){.kind = CTL_SEND_LEAVE, .id = id, .step = e->step});
+        ctl_pass_on(c, e, (struct ctl_effect){.kind = CTL_SEND_LEAVE, .id = id, .step = e->step});
 }
 
 static void on_mode(struct ctl_core *c, const struct ctl_event *e)
@@ -185,7 +186,7 @@ static void on_mode(struct ctl_core *c, const struct ctl_event *e)
     if (c->leads)
         ctl_controller_step(c, &(struct view_event){.kind = VIEW_MODE, .mode = e->mode});
     else
-        pass_on(c, e, (struct ctl_effect){.kind = CTL_SEND_MODE, .mode = e->mode});
+        ctl_pass_on(c, e, (struct ctl_effect){.kind = CTL_SEND_MODE, .mode = e->mode});
 }
 
 static void on_end(struct ctl_core *c, const struct ctl_event *e)
@@ -195,7 +196,7 @@ static void on_end(struct ctl_core *c, const struct ctl_event *e)
     if (c->leads)
         ctl_controller_step(c, &(struct view_event){.kind = VIEW_END, .text = pass.text});
     else
-        pass_on(c, e, pass);
+        ctl_pass_on(c, e, pass);
 }
 
 static void on_report(struct ctl_core *c, const struct ctl_event *e)
@@ -251,6 +252,15 @@ static void dispatch(struct ctl_core *c, const struct ctl_event *e)
         break;
     case CTL_END:
         on_end(c, e);
+        break;
+    case CTL_DRAIN:
+        ctl_tell_drain(c, e);
+        break;
+    case CTL_SYNCED:
+        ctl_tell_synced(c, e);
+        break;
+    case CTL_LOOP_SYNCED:
+        ctl_tell_loop_synced(c, e);
         break;
     case CTL_LOOP_REPORT:
         if (e->report)

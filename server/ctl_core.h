@@ -39,6 +39,10 @@ enum ctl_event_kind {
     CTL_PEER_DOWN,          /* it closed or fell silent; text. Not for a connection that a newer one replaced. */
     CTL_LOOP_PEER_DOWN,     /* a data connection of member `from` closed on some loop */
     CTL_PREPARE, CTL_REPORT, CTL_VIEW, CTL_JOIN, CTL_LEAVE, CTL_SUSPECT, CTL_MODE, CTL_END,   /* frames from `from` */
+    CTL_DRAIN,              /* server id is to give everything away and leave; 0: `from`; both 0: this one. Frame, operator,
+                               or a signal to this process */
+    CTL_SYNCED,             /* frame of server `from`, primary of `shard`: joiner id has everything */
+    CTL_LOOP_SYNCED,        /* a loop of this server says so of one of its shards: shard, id */
     CTL_LOOP_REPORT,        /* loop answered LOOPS_PREPARE: ballot, report (shards of this loop) */
     CTL_WANT_VIEW,          /* a loop saw a newer epoch */
 };
@@ -47,7 +51,7 @@ struct ctl_event {
     uint64_t now_us;
     uint64_t from;
     bool is_server;
-    uint32_t loop;
+    uint32_t loop, shard;
     const struct coord_event *coord;
     const struct prepare *prepare;
     const struct report *report;
@@ -68,8 +72,10 @@ enum ctl_effect_kind {
     CTL_DISCONNECT,         /* close the control and data connections of node `to`; text */
     CTL_SEND_PREPARE, CTL_SEND_REPORT, CTL_SEND_VIEW, CTL_SEND_JOIN, CTL_SEND_LEAVE, CTL_SEND_SUSPECT,
     CTL_SEND_MODE, CTL_SEND_END,   /* to node `to` on its control connection; dropped when there is none */
+    CTL_SEND_DRAIN, CTL_SEND_SYNCED,   /* likewise, to server `to`: id, and shard */
     CTL_ADOPTED,            /* the process now runs under `view` (for persisting its life, logs) */
     CTL_FENCED,             /* this life is over: stop, come back as a new one; text */
+    CTL_DRAINED,            /* CTL_DRAIN is done: the view lists this life no more and others hold what it held: exit; text */
     CTL_ENDED,              /* the job has ended: exit; text */
     CTL_HEIR_OF,            /* this life is the heir of `id`, not of self.heir_of: shard_core_loaded for every loop */
 };
@@ -83,6 +89,7 @@ struct ctl_effect {
     const struct view *view;
     const struct join_doc *join;
     uint64_t id;
+    uint32_t shard;
     int64_t step;
     struct mode mode;
     char addr[ADDR_MAX_BYTES];

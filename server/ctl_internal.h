@@ -1,6 +1,6 @@
 /* ctl_internal.h - what the files of a server's control core share: ctl_core.c (events, effects, the controller),
  * ctl_store.c (lease, registration, election, compare-and-swap), ctl_peers.c (connections, suspicion), ctl_view.c
- * (views, PREPARE, reports, what members ask). */
+ * (views, PREPARE, reports, what members ask), ctl_tell.c (what every new leader must hear). */
 #ifndef SERVER_CTL_INTERNAL_H
 #define SERVER_CTL_INTERNAL_H
 
@@ -33,6 +33,12 @@ struct ctl_held {
     void (*release)(void *memory);
 };
 
+/* A joiner that has caught up with a primary of this server, and is not a backup yet. */
+struct ctl_synced {
+    uint32_t shard;
+    uint64_t id;
+};
+
 struct ctl_core {
     struct ctl_config cfg;
     uint64_t now_us;
@@ -62,6 +68,10 @@ struct ctl_core {
     struct view *cas;                         /* what ASK_CAS writes */
     bool cas_unknown;                         /* what became of it must be looked up */
 
+    bool draining;                            /* this server is to give everything away */
+    uint32_t nsynced, synced_cap;
+    struct ctl_synced *synced;
+
     uint32_t npeers, peers_cap;
     struct ctl_peer *peer;
     uint32_t nheld, held_cap;
@@ -78,6 +88,9 @@ const struct prepare *ctl_hold_prepare(struct ctl_core *c, const struct prepare 
 void ctl_controller_step(struct ctl_core *c, const struct view_event *e);
 void ctl_controller_open(struct ctl_core *c, const struct job_doc *job);
 void ctl_stop(struct ctl_core *c, enum ctl_effect_kind kind, const char *text);
+
+/* Hands what `from` wants on to the leader, unless that is this server or `from` itself. */
+void ctl_pass_on(struct ctl_core *c, const struct ctl_event *from, struct ctl_effect e);
 
 /* ---- ctl_store.c ---- */
 /* Asks for whatever is missing and not asked yet. */
@@ -107,5 +120,16 @@ void ctl_view_prepare(struct ctl_core *c, const struct prepare *p);
 void ctl_view_loop_report(struct ctl_core *c, uint32_t loop, const struct report *r);
 /* Was this life listed once? Then the view is what it must see. */
 bool ctl_view_concerns(const struct ctl_core *c, uint64_t id);
+
+/* ---- ctl_tell.c ---- */
+void ctl_tell_drain(struct ctl_core *c, const struct ctl_event *e);
+void ctl_tell_loop_synced(struct ctl_core *c, const struct ctl_event *e);
+void ctl_tell_synced(struct ctl_core *c, const struct ctl_event *e);
+/* All of it, to a leader that may not have heard it. */
+void ctl_tell_leader(struct ctl_core *c);
+/* Forgets joiners that the view made backups, or lists no more; the others are told of again. */
+void ctl_tell_adopted(struct ctl_core *c);
+/* What a loop reports of its joiners replaces what it said before. */
+void ctl_tell_reported(struct ctl_core *c, const struct report *r);
 
 #endif

@@ -177,6 +177,9 @@ void ctl_store_cas(struct ctl_core *c, const struct view *next)
         guard(r, c->view_revision ? GUARD_MOD_REVISION : GUARD_ABSENT, "view", c->view_revision);
     }
     put(c, r, "view", view_encode(next), 0);
+    /* Who leaves last cannot lead on; nobody should have to wait for its lease to end. */
+    if (!view_server_find(next, self_id(c)))
+        put(c, r, "leader", NULL, 0);
     put_removals(c, r, next);
     submit(c, r);
 }
@@ -219,6 +222,7 @@ static void lead(struct ctl_core *c)
     ctl_controller_step(c, &(struct view_event){.kind = VIEW_ELECTED, .term = (uint64_t)c->leader_revision,
                                                 .view = c->view});
     ctl_peers_watch(c);
+    ctl_tell_leader(c);
 }
 
 static void leader_is(struct ctl_core *c, uint64_t id, int64_t revision)
@@ -231,6 +235,8 @@ static void leader_is(struct ctl_core *c, uint64_t id, int64_t revision)
     /* Elected on a view that was read after the election only: nobody else can write one from then on. */
     if (id == self_id(c))
         c->want_range = true;
+    else
+        ctl_tell_leader(c);
 }
 
 static void lease_lost(struct ctl_core *c, int64_t lease)

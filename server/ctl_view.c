@@ -61,8 +61,13 @@ void ctl_view_take(struct ctl_core *c, const struct view *view)
     if (view_server_find(view, c->cfg.self.server.id)) {
         run_under(c);
     } else if (c->listed) {
+        if (c->leads)
+            announce(c, before);
         c->leads = false;
-        ctl_stop(c, CTL_FENCED, "this life was removed from the job");
+        if (c->draining)
+            ctl_stop(c, CTL_DRAINED, "others hold now what this server held");
+        else
+            ctl_stop(c, CTL_FENCED, "this life was removed from the job");
         return;
     }
     if (c->leads && !is_ours(c, view)) {
@@ -74,6 +79,7 @@ void ctl_view_take(struct ctl_core *c, const struct view *view)
     ctl_peers_connect(c);
     if (c->leads)
         ctl_peers_watch(c);
+    ctl_tell_adopted(c);
     if (view->ended[0])
         ctl_stop(c, CTL_ENDED, view->ended);
 }
@@ -158,6 +164,7 @@ void ctl_view_loop_report(struct ctl_core *c, uint32_t loop, const struct report
         ARRAY_ROOM(all->shard, all->nshards, c->prepare.cap);
         all->shard[all->nshards++] = r->shard[i];
     }
+    ctl_tell_reported(c, r);
     c->prepare.loops |= bit;
     if (c->prepare.loops == every)
         send_report(c);

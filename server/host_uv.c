@@ -105,6 +105,12 @@ static void send_effect(struct host *h, const struct ctl_effect *e)
     case CTL_SEND_MODE:
         host_ctl_send(h, e->to, (struct frame_header){.type = FRAME_MODE}, mode_encode(&e->mode));
         break;
+    case CTL_SEND_DRAIN:
+        host_ctl_send(h, e->to, (struct frame_header){.type = FRAME_DRAIN, .tensor = e->id}, NULL);
+        break;
+    case CTL_SEND_SYNCED:
+        host_ctl_send(h, e->to, (struct frame_header){.type = FRAME_SYNCED, .tensor = e->id, .chunk = e->shard}, NULL);
+        break;
     default:
         host_ctl_send(h, e->to, (struct frame_header){.type = FRAME_STOP}, mem_strdup(e->text));
     }
@@ -136,6 +142,9 @@ static void carry_out(struct host *h, const struct ctl_effect *e)
     case CTL_FENCED:
         log_warn("fenced", "cause=\"%s\"", e->text);
         host_finish(h, HOST_FENCED, e->text);
+        break;
+    case CTL_DRAINED:
+        host_finish(h, HOST_STOPPED, e->text);
         break;
     case CTL_ENDED:
         host_finish(h, operator_stop(e->text) ? HOST_STOPPED : HOST_FAILED, e->text);

@@ -155,8 +155,8 @@ static void loops_report(struct world *w, struct node *n, const struct prepare *
             for (uint32_t i = 0; i < p->nheirs; i++)
                 heir |= p->heir[i] == n->id && p->heir_of[i] == primary;
             if (heir || primary == n->id)
-                shard[r.nshards++] = (struct shard_report){h, heir ? HOLDER_HEIR : HOLDER_PRIMARY, true, n->complete,
-                                                           n->complete + 1};
+                shard[r.nshards++] = (struct shard_report){.shard = h, .role = heir ? HOLDER_HEIR : HOLDER_PRIMARY,
+                                                           .complete = n->complete, .join = n->complete + 1};
         }
         struct message *m = post(w, n->id, CTL_LOOP_REPORT, 0);
         m->e.loop = loop;
@@ -790,7 +790,8 @@ static void report_waits_for_every_loop(void **state)
     member_up(w, 1, 101);
     member_joins(w, 1, 101);
     pass(w, 100);
-    struct shard_report shard[2] = {{0, HOLDER_PRIMARY, true, 3, 4}, {2, HOLDER_PRIMARY, true, 3, 4}};
+    struct shard_report shard[2] = {{.shard = 0, .role = HOLDER_PRIMARY, .complete = 3, .join = 4},
+                                    {.shard = 2, .role = HOLDER_PRIMARY, .complete = 3, .join = 4}};
     struct report r = {.from = 1, .ballot = n->ballot, .base_epoch = epoch, .nshards = 2, .shard = shard};
     post(w, 1, CTL_LOOP_REPORT, 0)->report = report_copy(&r);
     post(w, 1, CTL_LOOP_REPORT, 0)->report = report_copy(&r);
