@@ -211,6 +211,12 @@ static void on_mail(void *arg, struct mail *m)
         e.text = m->text;
         host_step(h, &e);
         break;
+    case MAIL_SYNCED:
+        e.kind = CTL_LOOP_SYNCED;
+        e.id = m->id;
+        e.shard = (uint32_t)m->seq;
+        host_step(h, &e);
+        break;
     case MAIL_WANT_VIEW:
         e.kind = CTL_WANT_VIEW;
         host_step(h, &e);

@@ -66,6 +66,14 @@ static void tell(struct loop *l, enum mail_kind kind, uint64_t id, int status, c
     mailbox_post(l->cfg.control, m);
 }
 
+static void tell_synced(struct loop *l, const struct shard_effect *e)
+{
+    struct mail *m = mail_new(l, MAIL_SYNCED);
+    m->id = e->to;
+    m->seq = e->seq;
+    mailbox_post(l->cfg.control, m);
+}
+
 /* ---- effects ---- */
 
 static void release_buf(void *arg)
@@ -201,6 +209,9 @@ static void carry_out(struct loop *l)
             break;
         case SHARD_WANT_VIEW:
             tell(l, MAIL_WANT_VIEW, 0, 0, "");
+            break;
+        case SHARD_SYNCED:
+            tell_synced(l, e);
             break;
         case SHARD_CLOSE:
             if (e->is_server) {

@@ -18,6 +18,7 @@ enum mail_kind {
     MAIL_REPORT,        /* loop -> control: ballot, report */
     MAIL_PEER_DOWN,     /* loop -> control: member id; text */
     MAIL_WANT_VIEW,     /* loop -> control */
+    MAIL_SYNCED,        /* loop -> control: joiner id has everything of shard seq */
     MAIL_FATAL,         /* loop -> control: status, text */
     MAIL_STOPPED,       /* loop -> control: the thread is about to end */
 };

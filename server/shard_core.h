@@ -74,6 +74,7 @@ enum shard_effect_kind {
     SHARD_PERSIST,       /* store ops as one batch; answer with SHARD_DURABLE(seq) */
     SHARD_REPORT,        /* answer to SHARD_PREPARE */
     SHARD_WANT_VIEW,     /* a frame of a newer epoch waits: fetch the view */
+    SHARD_SYNCED,        /* joiner `to` of shard `seq` has everything (SYNC_OK): the controller makes it a backup */
     SHARD_CLOSE,         /* close this peer's connection: status, text. is_server: all connections with that server; those that
                             this side made are made again */
     SHARD_FATAL,         /* an invariant of the data is broken; text. The process must end. */

@@ -325,6 +325,16 @@ static void on_mark_ack(struct shard_core *c, struct shard *s, uint8_t bit, uint
     }
 }
 
+static void on_sync_ok(struct shard_core *c, const struct shard *s, struct holder *h)
+{
+    struct shard_effect *e = h->synced || h->backup ? NULL : shard_effect_add(c, SHARD_SYNCED);
+    h->synced = true;
+    if (!e)
+        return;
+    e->to = h->id;
+    e->seq = s->no;
+}
+
 void holders_frame(struct shard_core *c, const struct shard_event *e)
 {
     const struct frame_header *f = &e->header;
@@ -342,7 +352,7 @@ void holders_frame(struct shard_core *c, const struct shard_event *e)
     else if (f->type == FRAME_HAVE && !h->backup)
         on_have(c, s, h, bit, e->payload);
     else if (f->type == FRAME_SYNC_OK && h->required)
-        h->synced = true;
+        on_sync_ok(c, s, h);
 }
 
 /* ---- connections and views ---- */
