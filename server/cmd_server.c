@@ -40,6 +40,9 @@ static const struct cmd_option options[] = {
     {"--deterministic", NULL, "KEEPSTEP_DETERMINISTIC", "on|off", "new job: sum in member order, same bits (off)"},
     {"--shards", NULL, "KEEPSTEP_SHARDS", "N", "new job: number of shards (128)"},
     {"--chunk-bytes", NULL, "KEEPSTEP_CHUNK_BYTES", "BYTES", "new job: unit of sending and storing (1M)"},
+    {"--replicas", NULL, "KEEPSTEP_REPLICAS", "N",
+     "new job: backups of each shard, 0 to 2 (1 with two or more --servers, else 0)"},
+    {"--min-replicas", NULL, "KEEPSTEP_MIN_REPLICAS", "N", "new job: with fewer backups than this, steps stop (0)"},
     {"--wait-for-server", NULL, "KEEPSTEP_WAIT_FOR_SERVER", "SECONDS",
      "new job: end it when a lost server does not return in time (0: wait for ever)"},
 };
@@ -67,6 +70,8 @@ static void set_bits(const struct cmd_args *a, struct host_config *c)
     set_bit(a, "--members", JOB_MEMBERS, &c->job_set);
     set_bit(a, "--deterministic", JOB_DETERMINISTIC, &c->job_set);
     set_bit(a, "--durability", JOB_DURABILITY, &c->job_set);
+    set_bit(a, "--replicas", JOB_REPLICAS, &c->job_set);
+    set_bit(a, "--min-replicas", JOB_REPLICAS_MIN, &c->job_set);
     set_bit(a, "--mode", JOB_MODE, &c->job_set);
     set_bit(a, "--wait-for-server", JOB_WAIT, &c->job_set);
 }
@@ -84,6 +89,13 @@ static bool read_job(const struct cmd_args *a, struct job_doc *j)
         !cmd_word(a, "--deterministic", switched, 2, &ordered) || !cmd_mode(a, "--mode", &j->mode) ||
         !cmd_number(a, "--wait-for-server", 0, 1000000, &wait))
         return false;
+    uint64_t replicas = servers >= 2 ? 1 : 0, least = 0;
+    if (!cmd_number(a, "--replicas", 0, BACKUPS_MAX, &replicas) || !cmd_number(a, "--min-replicas", 0, BACKUPS_MAX, &least))
+        return false;
+    if (least > replicas) {
+        cmd_usage_error(&cmd, "--min-replicas is %u: wanted is at most --replicas, %u", (unsigned)least, (unsigned)replicas);
+        return false;
+    }
     if (chunk < CHUNK_BYTES_MIN || chunk > CHUNK_BYTES_MAX || chunk % 8) {
         cmd_usage_error(&cmd, "--chunk-bytes is %llu: wanted is a multiple of 8 from %d to %dM", (unsigned long long)chunk,
                         CHUNK_BYTES_MIN, CHUNK_BYTES_MAX >> 20);
@@ -94,6 +106,8 @@ static bool read_job(const struct cmd_args *a, struct job_doc *j)
     j->servers_min = (uint32_t)servers;
     j->members_min = (uint32_t)members;
     j->wait_for_server_s = (uint32_t)wait;
+    j->replicas = (uint32_t)replicas;
+    j->replicas_min = (uint32_t)least;
     j->deterministic = ordered;
     snprintf(j->durability, sizeof j->durability, "%s", durability[kept]);
     return true;

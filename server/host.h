@@ -21,7 +21,7 @@ struct host_config {
     const char *ready_file;        /* written with the control address when serving; NULL: none */
 };
 enum host_job_field { JOB_SHARDS = 1, JOB_CHUNK = 2, JOB_SERVERS = 4, JOB_MEMBERS = 8, JOB_DETERMINISTIC = 16,
-                      JOB_DURABILITY = 32, JOB_MODE = 64, JOB_WAIT = 128 };
+                      JOB_DURABILITY = 32, JOB_MODE = 64, JOB_WAIT = 128, JOB_REPLICAS = 256, JOB_REPLICAS_MIN = 512 };
 enum host_end {
     HOST_STOPPED = 0,      /* by a signal, or the job was stopped by its operator */
     HOST_FENCED,           /* run again: a new life */

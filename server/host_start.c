@@ -66,6 +66,8 @@ static int job_agrees(const struct host *h, const struct job_doc *have, char *er
     DIFFERS(chunk_bytes, JOB_CHUNK, "--chunk-bytes")
     DIFFERS(servers_min, JOB_SERVERS, "--servers")
     DIFFERS(deterministic, JOB_DETERMINISTIC, "--deterministic")
+    DIFFERS(replicas, JOB_REPLICAS, "--replicas")
+    DIFFERS(replicas_min, JOB_REPLICAS_MIN, "--min-replicas")
     if (h->cfg->job_set & JOB_DURABILITY && strcmp(have->durability, want->durability)) {
         snprintf(err, HOST_TEXT, "job '%s' was created with --durability %s, not %s: leave the option out, or use "
                  "another job name", have->job, have->durability, want->durability);
