@@ -85,7 +85,7 @@ static void final_chunk(struct world *w, struct proc *p, uint32_t tensor, uint32
 {
     const struct sim_tensor *t = &w->cfg.tensor[tensor];
     uint32_t shard = shard_of(t->spec.id, chunk, w->cfg.nshards);
-    const struct shard_core *core = p->server->loop[loop_of(shard, w->cfg.nloops)].core;
+    const struct shard_core *core = p->server->loop[loop_of(shard, p->server->machine->nloops)].core;
     struct shard_chunk_peek peek;
     bool sync = view_mode_at(w->view, w->target).kind == MODE_SYNC;
     int64_t complete = shard_core_complete(core, shard), last = w->history.finished;
@@ -124,4 +124,5 @@ void check_final(struct world *w)
             else
                 final_chunk(w, p, t, c);
         }
+    check_backups(w);
 }

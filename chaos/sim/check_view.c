@@ -87,9 +87,15 @@ static void check_members(struct world *w, const struct view *v)
     }
 }
 
+static const char *name_of(const struct world *w, uint64_t id)
+{
+    const struct proc *p = world_proc(w, id);
+    return p ? p->name : "?";
+}
+
 static void note_view(struct world *w, const struct view *v)
 {
-    char text[400] = "";
+    char text[600] = "";
     int n = 0;
     for (uint32_t i = 0; i < v->nmembers && n < 300; i++) {
         const struct view_member *x = &v->member[i];
@@ -98,11 +104,15 @@ static void note_view(struct world *w, const struct view *v)
         n += x->last == STEP_NONE ? snprintf(text + n, sizeof text - (size_t)n, "]")
                                   : snprintf(text + n, sizeof text - (size_t)n, "%ld]", (long)x->last);
     }
-    for (uint32_t s = 0; s < v->nshards && n < 380; s++) {
-        struct proc *p = world_proc(w, v->shard[s].primary);
-        n += snprintf(text + n, sizeof text - (size_t)n, " %s@%lu", p ? p->name : "?", (unsigned long)v->shard[s].since);
+    for (uint32_t s = 0; s < v->nshards && n < 520; s++) {
+        const struct view_shard *x = &v->shard[s];
+        n += snprintf(text + n, sizeof text - (size_t)n, " %u:%s@%lu", s, name_of(w, x->primary), (unsigned long)x->since);
+        for (uint32_t i = 0; i < x->nbackups && n < 560; i++)
+            n += snprintf(text + n, sizeof text - (size_t)n, "+%s", name_of(w, x->backup[i]));
+        for (uint32_t i = 0; i < x->njoining && n < 560; i++)
+            n += snprintf(text + n, sizeof text - (size_t)n, "<%s", name_of(w, x->joining[i]));
     }
-    for (uint32_t i = 0; v->nmodes > 1 && i < v->nmodes && n < 380; i++) {
+    for (uint32_t i = 0; v->nmodes > 1 && i < v->nmodes && n < 540; i++) {
         char mode[32];
         mode_format(&v->mode[i], mode, sizeof mode);
         n += snprintf(text + n, sizeof text - (size_t)n, " %s from %ld", mode, (long)v->mode[i].from);

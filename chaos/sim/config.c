@@ -84,17 +84,27 @@ static void draw(struct world *w)
 {
     struct sim_config *c = &w->cfg;
     struct rng *r = &w->rng;
-    c->nservers = between(r, 1, SIM_MACHINES_MAX);
+    c->nservers = between(r, 1, SIM_SERVERS_MAX);
     c->nloops = between(r, 1, SIM_LOOPS_MAX);
     c->nmembers = between(r, 1, 5);
     c->nshards = between(r, 1, 6);
     c->ntensors = between(r, 1, SIM_TENSORS_MAX);
     c->durable = rng_chance(r, 750);
+    c->mixed_loops = rng_chance(r, 300);
+    c->replicas = rng_chance(r, 250) ? 0 : between(r, 1, 2);
     if (w->opt.servers)
         c->nservers = w->opt.servers;
+    if (w->opt.replicas)
+        c->replicas = w->opt.replicas - 1;
+    if (c->replicas && c->nservers == 1)
+        c->nservers = 2;
+    if (c->replicas >= c->nservers)
+        c->replicas = c->nservers - 1;
+    if (c->replicas)
+        c->durable = rng_chance(r, 400);
     draw_mode(c, r, w->opt.mode);
     draw_times(c, r);
-    if (!c->durable)
+    if (!c->durable && !c->replicas)
         be_patient(c);
     config_tensors(c, r);
 }
@@ -111,13 +121,14 @@ void config_draw(struct world *w)
     j->nshards = c->nshards;
     j->chunk_bytes = SIM_CHUNK_BYTES;
     j->servers_min = c->nservers;
+    j->replicas = c->replicas;
     j->members_min = rng_chance(&w->rng, 500) ? c->nmembers : 1;
     j->deterministic = c->deterministic;
     snprintf(j->durability, sizeof j->durability, "%s", c->durable ? "write" : "none");
     j->mode = c->mode;
     char mode[32];
     mode_format(&c->mode, mode, sizeof mode);
-    world_note(w, "%u servers x %u loops, %u members, %u shards, %u tensors of %u chunks, %s, %s%s%s", c->nservers, c->nloops,
-               c->nmembers, c->nshards, c->ntensors, c->nchunks, mode, c->durable ? "durable" : "volatile",
+    world_note(w, "%u servers x %u loops%s, R = %u, %u members, %u shards, %u tensors of %u chunks, %s, %s%s%s", c->nservers, c->nloops,
+               c->mixed_loops ? " or so" : "", c->replicas, c->nmembers, c->nshards, c->ntensors, c->nchunks, mode, c->durable ? "durable" : "volatile",
                c->floats ? ", floats" : "", c->mode_changes ? ", changes of mode" : "");
 }

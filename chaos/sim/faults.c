@@ -1,15 +1,16 @@
 /* faults.c - numbered faults. Each has its own random numbers, so that muting one changes no other.
  *
  * A fault comes at its time, or at the next moment after it that hurts most (a view was just written, a PREPARE was
- * just taken, a batch became durable and nobody knows yet ...). Servers of a job without durability never lose their
- * memory, since nothing could bring it back. */
+ * just taken, a batch became durable and nobody knows yet ...). Servers of a job with neither durability nor replicas never
+ * lose their memory, since nothing could bring it back. Of those that do, mostly another holder of every shard is left. */
 #include "chaos/sim/sim.h"
 
 static const char *const names[FAULT_KINDS] = {
     "kill server", "pause server", "kill member", "pause member", "break connection", "new member", "member leaves",
     "member suspected", "server suspected", "partition", "store outage", "cut from store", "watch lost", "change of mode",
     "slow disks", "kill leader", "pause leader", "lose answer of the next view", "next view is written late",
-    "connection stalls", "leader's connections stall",
+    "connection stalls", "leader's connections stall", "server lost for good", "server loses its data", "new server",
+    "server is drained",
 };
 
 const char *fault_name(enum fault_kind k)
@@ -17,10 +18,19 @@ const char *fault_name(enum fault_kind k)
     return names[k];
 }
 
-static bool needs_durability(enum fault_kind k)
+/* May a server be taken for dead? */
+static bool expendable(const struct world *w)
 {
-    return k == FAULT_KILL_SERVER || k == FAULT_PAUSE_SERVER || k == FAULT_SUSPECT_SERVER || k == FAULT_KILL_LEADER ||
+    return w->cfg.durable || w->cfg.replicas;
+}
+
+static bool possible(const struct world *w, enum fault_kind k)
+{
+    if (k == FAULT_LOSE_SERVER || k == FAULT_EMPTY_SERVER)
+        return w->cfg.replicas > 0;
+    bool risky = k == FAULT_KILL_SERVER || k == FAULT_PAUSE_SERVER || k == FAULT_SUSPECT_SERVER || k == FAULT_KILL_LEADER ||
            k == FAULT_PAUSE_LEADER || k == FAULT_STORE_CUT || k == FAULT_STALL_LEADER;
+    return !risky || expendable(w);
 }
 
 static enum fault_kind kind_draw(const struct world *w, struct rng *r)
@@ -30,14 +40,15 @@ static enum fault_kind kind_draw(const struct world *w, struct rng *r)
         [FAULT_BREAK] = 10, [FAULT_JOIN] = 12, [FAULT_LEAVE] = 7, [FAULT_SUSPECT_MEMBER] = 5, [FAULT_SUSPECT_SERVER] = 2,
         [FAULT_PARTITION] = 8, [FAULT_OUTAGE] = 3, [FAULT_STORE_CUT] = 4, [FAULT_RESYNC] = 2, [FAULT_MODE] = 0,
         [FAULT_SLOW_DISK] = 3, [FAULT_KILL_LEADER] = 5, [FAULT_PAUSE_LEADER] = 4, [FAULT_LOSE_CAS_ANSWER] = 3,
-        [FAULT_LATE_CAS] = 3, [FAULT_STALL] = 8, [FAULT_STALL_LEADER] = 4,
+        [FAULT_LATE_CAS] = 3, [FAULT_STALL] = 8, [FAULT_STALL_LEADER] = 4, [FAULT_LOSE_SERVER] = 8,
+        [FAULT_EMPTY_SERVER] = 8, [FAULT_NEW_SERVER] = 6, [FAULT_DRAIN] = 6,
     };
     uint32_t total = w->cfg.mode_changes ? 25 : 0;
     for (int k = 0; k < FAULT_KINDS; k++)
-        total += needs_durability((enum fault_kind)k) && !w->cfg.durable ? 0 : weight[k];
+        total += possible(w, (enum fault_kind)k) ? weight[k] : 0;
     uint64_t at = rng_below(r, total);
     for (int k = 0; k < FAULT_KINDS; k++) {
-        uint32_t mine = needs_durability((enum fault_kind)k) && !w->cfg.durable ? 0 : weight[k];
+        uint32_t mine = possible(w, (enum fault_kind)k) ? weight[k] : 0;
         if (at < mine)
             return (enum fault_kind)k;
         at -= mine;
@@ -47,7 +58,7 @@ static enum fault_kind kind_draw(const struct world *w, struct rng *r)
 
 static enum fault_trigger trigger_draw(enum fault_kind k, struct rng *r)
 {
-    bool lasting = k == FAULT_JOIN || k == FAULT_OUTAGE || k == FAULT_SLOW_DISK || k == FAULT_LOSE_CAS_ANSWER ||
+    bool lasting = k == FAULT_JOIN || k == FAULT_NEW_SERVER || k == FAULT_DRAIN || k == FAULT_OUTAGE || k == FAULT_SLOW_DISK || k == FAULT_LOSE_CAS_ANSWER ||
                    k == FAULT_LATE_CAS;
     if (lasting || rng_chance(r, 550))
         return TRIGGER_TIME;
@@ -88,19 +99,69 @@ static struct proc *leader(const struct world *w)
 
 static uint64_t pause_length(const struct world *w, struct rng *r, const struct proc *p)
 {
-    if (p->kind == PROC_SERVER && !w->cfg.durable)
+    if (p->kind == PROC_SERVER && !expendable(w))
         return SIM_MS + rng_below(r, 30 * SIM_MS);
     return 5 * SIM_MS + rng_below(r, rng_chance(r, 500) ? 60 * SIM_MS : 700 * SIM_MS);
 }
 
 /* ---- what happens ---- */
 
-static void kill_server(struct world *w, struct proc *p)
+/* Does every shard that p holds have another holder that is well? */
+static bool spare(const struct world *w, const struct proc *p)
 {
-    if (!p)
+    uint32_t others = 0;
+    for (uint32_t i = 0; i < w->nmachines; i++)
+        others += w->machine[i].proc && w->machine[i].proc != p && !w->machine[i].draining;
+    if (!others || !w->view)
+        return false;
+    for (uint32_t s = 0; s < w->view->nshards; s++) {
+        const struct view_shard *x = &w->view->shard[s];
+        struct sim_loop *l;
+        bool left = x->primary != p->id && shard_server(w, x->primary, s, &l);
+        for (uint32_t i = 0; i < x->nbackups; i++)
+            left = left || (x->backup[i] != p->id && shard_server(w, x->backup[i], s, &l));
+        if (!left)
+            return false;
+    }
+    return true;
+}
+
+/* Seldom the last holder goes too: the run is lost then. Somebody has to be there when faults are over. */
+static void end_server(struct world *w, struct rng *r, struct proc *p, enum server_end how)
+{
+    bool ruthless = rng_chance(r, 30);
+    bool forgets = how != END_RETURNS || !w->cfg.durable;
+    if (!p || (forgets && !spare(w, p) && !(ruthless && how != END_FOR_GOOD)))
         return;
     w->stats.kills++;
-    server_kill(w, p, "killed");
+    w->stats.machines_lost += how == END_FOR_GOOD;
+    w->stats.disks_lost += forgets;
+    server_end(w, p, "killed", how);
+}
+
+/* A signal to the server itself, or a word of the operator to any. The last one stays. */
+static void drain(struct world *w, struct rng *r)
+{
+    struct proc *p = pick(w, r, PROC_SERVER), *by = rng_chance(r, 500) ? p : pick(w, r, PROC_SERVER);
+    uint32_t others = 0;
+    for (uint32_t i = 0; i < w->nmachines; i++)
+        others += w->machine[i].proc && w->machine[i].proc != p && !w->machine[i].draining;
+    if (!p || !others || p->server->machine->draining)
+        return;
+    w->stats.drains++;
+    p->server->machine->draining = true;
+    world_note(w, "%s is to be drained (%s is told)", p->name, by->name);
+    struct ctl_event e = { .kind = CTL_DRAIN, .id = p->id, .text = "" };
+    server_event(w, by, &e);
+}
+
+static void new_server(struct world *w)
+{
+    struct machine *m = machine_new(w);
+    if (!m)
+        return;
+    w->stats.machines_new++;
+    server_start(w, m);
 }
 
 static void kill_member(struct world *w, struct rng *r)
@@ -119,7 +180,7 @@ static struct link *pick_link(const struct world *w, struct rng *r)
     struct link *found = NULL;
     uint32_t n = 0;
     for (struct link *l = w->links; l; l = l->next)
-        if (!l->gone && !l->broken && (w->cfg.durable || l->connector->kind == PROC_MEMBER) && rng_below(r, ++n) == 0)
+        if (!l->gone && !l->broken && (expendable(w) || l->connector->kind == PROC_MEMBER) && rng_below(r, ++n) == 0)
             found = l;
     return found;
 }
@@ -133,16 +194,20 @@ static void stall_link(struct world *w, struct rng *r)
 {
     struct link *l = pick_link(w, r);
     bool to_connector = rng_chance(r, 600);
-    if (l)
-        link_stall(w, l, to_connector, stall_end(w, r));
+    if (!l)
+        return;
+    link_stall(w, l, to_connector, stall_end(w, r));
+    l->connector->faulted = l->listener->faulted = true;
 }
 
 /* It still reaches the store: what it decides is written, and what it said arrives late. */
 static void stall_leader(struct world *w, struct rng *r, struct proc *p)
 {
     for (uint32_t i = 0; p && i < p->nlinks; i++)
-        if (p->links[i]->control && rng_chance(r, 700))
+        if (p->links[i]->control && rng_chance(r, 700)) {
+            p->links[i]->connector->faulted = p->links[i]->listener->faulted = true;
             link_stall(w, p->links[i], p == p->links[i]->listener, stall_end(w, r));
+        }
     if (p && rng_chance(r, 400))
         proc_pause(w, p, SIM_MS + rng_below(r, 700 * SIM_MS));
 }
@@ -153,6 +218,7 @@ static void break_link(struct world *w, struct rng *r)
     if (!found)
         return;
     w->stats.breaks++;
+    found->connector->faulted = found->listener->faulted = true;
     world_note(w, "connection %s - %s (%s) breaks", found->connector->name, found->listener->name,
                found->control ? "control" : "data");
     link_break(w, found);
@@ -171,6 +237,7 @@ static void suspect(struct world *w, struct rng *r, enum proc_kind kind)
     if (!p || !at || p == at)
         return;
     w->stats.suspicions++;
+    p->faulted = true;
     world_note(w, "%s tells %s that %s is dead (it is not)", by->name, at->name, p->name);
     struct ctl_event e = { .kind = CTL_SUSPECT, .from = by->id, .id = p->id, .is_server = true, .text = "said so" };
     server_event(w, at, &e);
@@ -178,13 +245,14 @@ static void suspect(struct world *w, struct rng *r, enum proc_kind kind)
 
 static void partition(struct world *w, struct rng *r)
 {
-    bool servers = w->cfg.durable && rng_chance(r, 500);
+    bool servers = expendable(w) && rng_chance(r, 500);
     struct proc *a = pick(w, r, servers ? PROC_SERVER : PROC_MEMBER), *b = pick(w, r, PROC_SERVER);
     bool turned = rng_chance(r, 500), both = rng_chance(r, 500);
     uint64_t until = w->now + 10 * SIM_MS + rng_below(r, rng_chance(r, 500) ? 60 * SIM_MS : 500 * SIM_MS);
     if (!a || !b || a == b)
         return;
     w->stats.partitions++;
+    a->faulted = b->faulted = true;
     net_partition(w, turned ? b : a, turned ? a : b, both, until);
 }
 
@@ -197,6 +265,7 @@ static void outage(struct world *w, struct rng *r, bool one)
         store_down(w, until);
     } else if (p) {
         world_note(w, "%s is cut from the store until %.1f ms", p->name, (double)until / 1e3);
+        p->faulted = true;
         store_cut(w, p, until);
     }
 }
@@ -232,7 +301,7 @@ static void strike(struct world *w, struct fault *f)
     struct rng *r = &f->rng;
     struct proc *p;
     switch (f->kind) {
-    case FAULT_KILL_SERVER: kill_server(w, pick(w, r, PROC_SERVER)); break;
+    case FAULT_KILL_SERVER: end_server(w, r, pick(w, r, PROC_SERVER), END_RETURNS); break;
     case FAULT_PAUSE_SERVER: pause(w, r, pick(w, r, PROC_SERVER)); break;
     case FAULT_KILL_MEMBER: kill_member(w, r); break;
     case FAULT_PAUSE_MEMBER: pause(w, r, pick(w, r, PROC_MEMBER)); break;
@@ -250,12 +319,16 @@ static void strike(struct world *w, struct fault *f)
         break;
     case FAULT_MODE: mode_change(w, r); break;
     case FAULT_SLOW_DISK: w->disk_slow_until = w->now + rng_below(r, 300 * SIM_MS); break;
-    case FAULT_KILL_LEADER: kill_server(w, leader(w)); break;
+    case FAULT_KILL_LEADER: end_server(w, r, leader(w), rng_chance(r, 500) ? END_RETURNS : w->cfg.replicas ? END_EMPTY : END_RETURNS); break;
     case FAULT_PAUSE_LEADER: pause(w, r, leader(w)); break;
     case FAULT_LOSE_CAS_ANSWER: w->lose_next_cas_answer = true; break;
     case FAULT_LATE_CAS: w->delay_next_cas = true; break;
     case FAULT_STALL: stall_link(w, r); break;
     case FAULT_STALL_LEADER: stall_leader(w, r, leader(w)); break;
+    case FAULT_LOSE_SERVER: end_server(w, r, pick(w, r, PROC_SERVER), END_FOR_GOOD); break;
+    case FAULT_EMPTY_SERVER: end_server(w, r, pick(w, r, PROC_SERVER), END_EMPTY); break;
+    case FAULT_NEW_SERVER: new_server(w); break;
+    case FAULT_DRAIN: drain(w, r); break;
     case FAULT_KINDS: break;
     }
 }

@@ -18,7 +18,7 @@ struct arguments {
 static int usage(void)
 {
     fprintf(stderr,
-            "usage: sim [--seed N] [--seeds COUNT] [--mode sync|ssp|async] [--servers N] [--mute 3,5] [--verbose [2]]\n"
+            "usage: sim [--seed N] [--seeds COUNT] [--mode sync|ssp|async] [--servers N] [--replicas R] [--mute 3,5] [--verbose [2]]\n"
             "           [--shrink] [--digest] [--keep-going] [--mutants [NUMBER]]\n");
     return 2;
 }
@@ -95,8 +95,13 @@ static bool argument(struct arguments *a, char **argv, int *i)
         return value && mute_parse(&a->options, value);
     if (strcmp(name, "--mode") == 0)
         return mode_name(value, &a->options.mode);
+    if (strcmp(name, "--replicas") == 0) {
+        bool ok = number_parse(value, &n) && n <= BACKUPS_MAX;
+        a->options.replicas = (uint32_t)n + 1;
+        return ok;
+    }
     if (strcmp(name, "--servers") == 0) {
-        bool ok = number_parse(value, &n) && n >= 1 && n <= SIM_MACHINES_MAX;
+        bool ok = number_parse(value, &n) && n >= 1 && n <= SIM_SERVERS_MAX;
         a->options.servers = (uint32_t)n;
         return ok;
     }
@@ -118,6 +123,8 @@ static void command_print(const struct sim_options *o)
     printf("  replay: sim --seed %lu", (unsigned long)o->seed);
     if (o->servers)
         printf(" --servers %u", o->servers);
+    if (o->replicas)
+        printf(" --replicas %u", o->replicas - 1);
     if (o->mode)
         printf(" --mode %s", o->mode == MODE_SYNC ? "sync" : o->mode == MODE_SSP ? "ssp" : "async");
     mute_print(o);

@@ -22,6 +22,8 @@ struct msg *msg_new(struct world *w, enum msg_kind kind)
 void msg_free(struct world *w, struct msg *m)
 {
     buf_unref(m->buf);
+    buf_unref(m->more[0]);
+    buf_unref(m->more[1]);
     buf_unref(m->sunk);
     mem_free(m->bytes);
     view_free(m->view);
@@ -43,13 +45,56 @@ void msg_free(struct world *w, struct msg *m)
     w->msg_free = m;
 }
 
+static size_t part_size(const struct msg *m, int i)
+{
+    size_t more0 = m->more[0] ? m->more[0]->len : 0, more1 = m->more[1] ? m->more[1]->len : 0;
+    return i == 0 ? m->header.len - more0 - more1 : i == 1 ? more0 : more1;
+}
+
+static const uint8_t *part_data(const struct msg *m, int i)
+{
+    const struct buf *b = i == 0 ? m->buf : m->more[i - 1];
+    return b ? b->data + (i == 0 ? m->offset : 0) : NULL;
+}
+
+uint64_t msg_sum(const struct msg *m)
+{
+    uint64_t sum = 0;
+    for (int i = 0; i < 3; i++)
+        if (part_size(m, i))
+            sum = hash_mix(sum ^ hash_bytes(part_data(m, i), part_size(m, i)));
+    return sum;
+}
+
+void msg_payload(const struct msg *m, uint8_t *out)
+{
+    if (m->bytes) {
+        memcpy(out, m->bytes, m->header.len);
+        return;
+    }
+    for (int i = 0; i < 3; i++) {
+        if (part_size(m, i))
+            memcpy(out, part_data(m, i), part_size(m, i));
+        out += part_size(m, i);
+    }
+}
+
+static bool in_buffers(const struct msg *m)
+{
+    return m->buf || m->more[0] || m->more[1];
+}
+
 void msg_detach(struct msg *m)
 {
-    if (!m->buf)
+    if (!in_buffers(m))
         return;
-    m->bytes = mem_dup(m->buf->data + m->offset, m->header.len);
+    uint8_t *bytes = mem_alloc(m->header.len + 1);
+    msg_payload(m, bytes);
+    m->bytes = bytes;
     buf_unref(m->buf);
-    m->buf = NULL;
+    buf_unref(m->more[0]);
+    buf_unref(m->more[1]);
+    m->buf = m->more[0] = m->more[1] = NULL;
 }
 
 /* ---- pipes ---- */
@@ -233,7 +278,8 @@ struct link *link_find(struct proc *p, uint64_t peer, bool control, uint32_t loo
 {
     for (uint32_t i = 0; i < p->nlinks; i++) {
         struct link *l = p->links[i];
-        if (l->control == control && l->loop == loop && (l->connector == p ? l->listener : l->connector)->id == peer)
+        if (l->control == control && !l->between && l->loop == loop &&
+            (l->connector == p ? l->listener : l->connector)->id == peer)
             return l;
     }
     return NULL;
@@ -275,28 +321,58 @@ static void link_connect(struct world *w, void *arg, uint64_t n)
     pipe_push(w, &l->to_listener, msg_new(w, MSG_UP), 2 * net_delay(w));
 }
 
-struct link *link_want(struct world *w, struct proc *connector, struct proc *listener, bool control, uint32_t loop)
+static struct link *link_new(struct world *w, struct proc *connector, struct proc *listener, bool control, uint32_t loop)
 {
-    struct link *l = link_find(connector, listener->id, control, loop);
-    if (!l) {
-        l = mem_alloc(sizeof *l);
-        l->next = w->links;
-        w->links = l;
-        l->connector = connector;
-        l->listener = listener;
-        l->control = control;
-        l->loop = loop;
-        l->broken = true;
-        pipe_init(&l->to_connector, connector, l, link_deliver);
-        pipe_init(&l->to_listener, listener, l, link_deliver);
-        proc_link_add(connector, l);
-        proc_link_add(listener, l);
-    }
+    struct link *l = mem_alloc(sizeof *l);
+    l->next = w->links;
+    w->links = l;
+    l->connector = connector;
+    l->listener = listener;
+    l->control = control;
+    l->loop = loop;
+    l->broken = true;
+    pipe_init(&l->to_connector, connector, l, link_deliver);
+    pipe_init(&l->to_listener, listener, l, link_deliver);
+    proc_link_add(connector, l);
+    proc_link_add(listener, l);
+    return l;
+}
+
+static struct link *link_wanted(struct world *w, struct link *l)
+{
     if (!l->wanted) {
         l->wanted = true;
         link_connect_later(w, l, 1);
     }
     return l;
+}
+
+struct link *link_want(struct world *w, struct proc *connector, struct proc *listener, bool control, uint32_t loop)
+{
+    struct link *l = link_find(connector, listener->id, control, loop);
+    return link_wanted(w, l ? l : link_new(w, connector, listener, control, loop));
+}
+
+struct link *link_find_between(struct proc *p, uint32_t own, uint64_t peer, uint32_t loop, bool outgoing)
+{
+    for (uint32_t i = 0; i < p->nlinks; i++) {
+        struct link *l = p->links[i];
+        struct proc *other = outgoing ? l->listener : l->connector;
+        if (l->between && other != p && other->id == peer && link_loop(l, p) == own && link_loop(l, other) == loop)
+            return l;
+    }
+    return NULL;
+}
+
+struct link *link_want_between(struct world *w, struct proc *p, uint32_t own, struct proc *peer, uint32_t loop)
+{
+    struct link *l = link_find_between(p, own, peer->id, loop, true);
+    if (!l) {
+        l = link_new(w, p, peer, false, loop);
+        l->between = true;
+        l->connector_loop = own;
+    }
+    return link_wanted(w, l);
 }
 
 void link_send(struct world *w, struct link *l, struct proc *from, struct msg *m)
@@ -485,8 +561,7 @@ static bool link_deliver(struct world *w, struct pipe *p, struct msg *m)
         link_closed(w, p, l);
         return false;
     }
-    if (m->buf && !m->half &&
-        hash_bytes(m->buf->data + m->offset, m->header.len) != m->sum) {
+    if (in_buffers(m) && !m->half && msg_sum(m) != m->sum) {
         world_fail(w, "I1 a buffer of %s was written to while it was being sent (%s)", world_proc(w, m->from)->name,
                    frame_type_name(m->header.type));
         return false;
@@ -494,7 +569,7 @@ static bool link_deliver(struct world *w, struct pipe *p, struct msg *m)
     if (p->to->kind == PROC_MEMBER)
         return member_frame(w, p->to, l, m);
     if (!l->control)
-        return loop_frame(w, p->to, l->loop, m->from, m);
+        return loop_frame(w, p->to, l, m);
     server_message(w, p->to, m);
     return false;
 }

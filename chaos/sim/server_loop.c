@@ -49,27 +49,43 @@ static void ctl_tell(struct world *w, struct proc *p, struct msg *m)
     pipe_push(w, &p->server->to_ctl, m, 1 + rng_below(&w->rng, 10 * THREAD_DELAY_US));
 }
 
+static void count(struct world *w, const struct shard_effect *e)
+{
+    const struct frame_header *h = &e->header;
+    w->stats.refused += h->type == FRAME_REFUSED;
+    w->stats.images += h->type == FRAME_IMAGE;
+    w->stats.gradients += h->type == FRAME_IMAGE && h->flags & FRAME_GRADIENT;
+    w->stats.images_again += h->type == FRAME_IMAGE && h->flags & FRAME_AGAIN;
+    w->stats.marks += h->type == FRAME_MARK;
+    w->stats.haves += h->type == FRAME_HAVE;
+    w->stats.sync_ends += h->type == FRAME_SYNC_END;
+}
+
 static void send(struct world *w, struct proc *p, uint32_t index, struct shard_effect *e)
 {
     struct msg *m = msg_new(w, MSG_FRAME);
+    check_released(w, p, index, e);
     m->header = e->header;
-    if (e->payload) {
-        m->buf = e->payload;
-        m->offset = e->offset;
-        m->sum = hash_bytes(e->payload->data + e->offset, e->header.len);
-        e->payload = NULL;
+    m->buf = e->payload;
+    m->offset = e->offset;
+    m->more[0] = e->more[0];
+    m->more[1] = e->more[1];
+    e->payload = e->more[0] = e->more[1] = NULL;
+    if (m->buf || m->more[0] || m->more[1]) {
+        m->sum = msg_sum(m);
     } else if (e->header.len) {
         world_fail(w, "I12 %s sends %s of %lu bytes without payload", p->name, frame_type_name(e->header.type),
                    (unsigned long)e->header.len);
     }
-    w->stats.refused += e->header.type == FRAME_REFUSED;
+    count(w, e);
     if (w->opt.verbose > 1)
-        world_note(w, "  %s/%u -> %lu %s step %ld tensor %04lx.%u seq %u e%u status %d", p->name, index,
-                   (unsigned long)e->to, frame_type_name(e->header.type), (long)e->header.step,
+        world_note(w, "  %s/%u -> %lu/%u %s step %ld tensor %04lx.%u seq %u e%u status %d flags %d version %lu.%lu", p->name, index,
+                   (unsigned long)e->to, e->loop, frame_type_name(e->header.type), (long)e->header.step,
                    (unsigned long)(e->header.tensor & 0xffff), e->header.chunk, e->header.seq, e->header.epoch,
-                   e->header.status);
+                   e->header.status, e->header.flags, (unsigned long)(e->header.version >> 32),
+                   (unsigned long)(e->header.version & 0xffffffff));
     doc_header(w, &m->header);
-    link_send(w, link_find(p, e->to, false, index), p, m);
+    link_send(w, loop_link_of(p, index, e), p, m);
     if (e->header.type == FRAME_RESULT)
         fault_trigger(w, TRIGGER_RESULT, p);
     else if (e->header.type == FRAME_COMPLETE)
@@ -147,21 +163,26 @@ static void effect(struct world *w, struct proc *p, uint32_t index, struct shard
         m->loop = index;
         ctl_tell(w, p, m);
         break;
-    case SHARD_CLOSE: {
-        struct link *l = link_find(p, e->to, false, index);
+    case SHARD_CLOSE:
         w->stats.closed_by_core++;
-        world_note(w, "%s/%u closes its connection to %lu: %s", p->name, index, (unsigned long)e->to, e->text);
-        if (l)
-            link_close(w, l, p);
+        world_note(w, "%s/%u closes its connections to %lu: %s", p->name, index, (unsigned long)e->to, e->text);
+        loop_links_reset(w, p, index, e->to);
         break;
-    }
+    case SHARD_SYNCED:
+        m = msg_new(w, MSG_CTL);
+        m->ctl_kind = CTL_LOOP_SYNCED;
+        m->loop = index;
+        m->id = e->to;
+        m->shard = (uint32_t)e->seq;
+        ctl_tell(w, p, m);
+        break;
     case SHARD_FATAL: world_fail(w, "I1 %s/%u ends itself: %s", p->name, index, e->text); break;
     }
 }
 
 /* ---- events into the core ---- */
 
-static void loop_event(struct world *w, struct proc *p, uint32_t index, struct shard_event *e)
+void loop_event(struct world *w, struct proc *p, uint32_t index, struct shard_event *e)
 {
     struct sim_loop *l = &p->server->loop[index];
     e->now_us = w->now;
@@ -198,35 +219,22 @@ static void commit(struct world *w, void *arg, uint64_t n)
     commit_arm(w, p, (uint32_t)n);
 }
 
-void loop_peer_up(struct world *w, struct proc *p, uint32_t index, uint64_t from)
-{
-    struct shard_event e = { .kind = SHARD_PEER_UP, .from = from };
-    loop_event(w, p, index, &e);
-}
-
-/* A joiner of an older view may still be connected: whoever the view does not list is cut off, except those that
- * are not in any view yet (their first view is on its way). */
-static void close_unlisted(struct world *w, struct proc *p, uint32_t index, const struct view *v)
-{
-    for (uint32_t i = 0; i < p->nlinks; i++) {
-        struct link *l = p->links[i];
-        uint64_t peer = (l->connector == p ? l->listener : l->connector)->id;
-        if (!l->control && l->loop == index && l->listener_up && !view_lists(v, peer) && rng_chance(&w->rng, 500))
-            link_close(w, l, p);
-    }
-}
-
 void loop_adopt(struct world *w, struct proc *p, uint32_t index, const struct view *v)
 {
+    struct sim_loop *l = &p->server->loop[index];
     struct shard_event e = { .kind = SHARD_ADOPT, .view = v };
     struct shard_stats s;
+    if (!l->view || v->epoch > l->view->epoch) {
+        view_free(l->view);
+        l->view = view_copy(v);
+    }
     loop_event(w, p, index, &e);
     if (w->failed)
         return;
     shard_core_stats(p->server->loop[index].core, &s);
     w->stats.reopened += s.reopened - p->server->loop[index].reopened;
     p->server->loop[index].reopened = s.reopened;
-    close_unlisted(w, p, index, v);
+    loop_links_follow(w, p, index);
 }
 
 bool loop_deliver(struct world *w, struct pipe *pipe, struct msg *m)
@@ -244,20 +252,37 @@ bool loop_deliver(struct world *w, struct pipe *pipe, struct msg *m)
     return false;
 }
 
-static const uint8_t *payload_of(const struct msg *m)
+static void declared(struct world *w, struct proc *p, uint32_t index, struct shard_event *e, const struct msg *m)
 {
-    return m->bytes ? m->bytes : m->buf ? m->buf->data + m->offset : NULL;
+    struct tensor_spec spec;
+    char err[ERR_TEXT] = "";
+    uint8_t *text = mem_alloc(m->header.len + 1);
+    msg_payload(m, text);
+    if (tensor_decode((const char *)text, m->header.len, &spec, err))
+        world_fail(w, "I12 the declaration of a tensor between servers cannot be decoded: %s", err);
+    mem_free(text);
+    e->kind = SHARD_DECLARE;
+    e->spec = &spec;
+    if (!w->failed)
+        loop_event(w, p, index, e);
 }
 
 /* In two parts, as from a socket: the header (the core names the memory), later the whole payload. */
-bool loop_frame(struct world *w, struct proc *p, uint32_t index, uint64_t from, struct msg *m)
+bool loop_frame(struct world *w, struct proc *p, const struct link *link, struct msg *m)
 {
+    uint32_t index = link_loop(link, p);
     struct sim_loop *l = &p->server->loop[index];
-    struct shard_event e = { .kind = m->kind == MSG_SPEC ? SHARD_DECLARE : SHARD_FRAME, .from = from, .header = m->header,
-                             .spec = m->spec };
+    const struct proc *peer = link->connector == p ? link->listener : link->connector;
+    struct shard_event e = { .kind = m->kind == MSG_SPEC ? SHARD_DECLARE : SHARD_FRAME, .from = m->from,
+                             .header = m->header, .spec = m->spec, .is_server = link->between,
+                             .loop = link->between ? link_loop(link, peer) : 0 };
+    if (link->between && m->header.type == FRAME_DECLARE) {
+        declared(w, p, index, &e, m);
+        return false;
+    }
     if (m->kind == MSG_FRAME && m->header.len) {
         if (!m->half) {
-            m->sunk = shard_core_sink(l->core, from, &m->header);
+            m->sunk = shard_core_sink(l->core, m->from, &m->header);
             if (m->sunk && (m->sunk->cap < m->header.len || m->sunk->refs < 1))
                 world_fail(w, "I12 %s/%u gives a sink of %u bytes for %lu", p->name, index, m->sunk->cap,
                            (unsigned long)m->header.len);
@@ -266,7 +291,7 @@ bool loop_frame(struct world *w, struct proc *p, uint32_t index, uint64_t from, 
         }
         e.discarded = !m->sunk;
         if (m->sunk)
-            memcpy(m->sunk->data, payload_of(m), m->header.len);
+            msg_payload(m, m->sunk->data);
         e.payload = m->sunk;
         m->sunk = NULL;
     }
@@ -295,7 +320,7 @@ void loop_open(struct world *w, struct proc *p, uint32_t index, uint64_t heir_of
     l->held_tail = &l->held;
     pipe_init(&l->in, p, p, loop_deliver);
     l->in.loop = index;
-    struct shard_config c = { .self = p->id, .loop = index, .nloops = w->cfg.nloops, .nshards = w->cfg.nshards,
+    struct shard_config c = { .self = p->id, .loop = index, .nloops = p->server->machine->nloops, .nshards = w->cfg.nshards,
                               .chunk_bytes = SIM_CHUNK_BYTES, .deterministic = w->cfg.deterministic,
                               .durable = w->cfg.durable, .pool = l->pool };
     l->core = shard_core_create(&c);
@@ -321,6 +346,7 @@ void loop_close(struct world *w, struct proc *p, uint32_t index)
     pipe_clear(w, &l->in);
     held_release(l, UINT64_MAX);
     shard_core_free(l->core);
+    view_free(l->view);
     shard_outbox_done(&l->out);
     pool_back(w, p, l->pool);
     memset(l, 0, sizeof *l);

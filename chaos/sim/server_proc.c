@@ -49,6 +49,8 @@ static struct msg *control_message(struct world *w, struct proc *p, const struct
     m->ctl_kind = kind;
     m->from = p->id;
     m->id = e->id;
+    m->shard = e->shard;
+    m->is_server = true;
     m->step = e->step;
     m->mode = e->mode;
     m->prepare = e->prepare ? doc_prepare(w, e->prepare) : NULL;
@@ -73,7 +75,7 @@ static void send(struct world *w, struct proc *p, const struct ctl_effect *e, en
 
 static void loops_tell(struct world *w, struct proc *p, const struct ctl_effect *e)
 {
-    for (uint32_t i = 0; i < w->cfg.nloops; i++) {
+    for (uint32_t i = 0; i < p->server->machine->nloops; i++) {
         struct msg *m = msg_new(w, e->kind == CTL_LOOPS_PREPARE ? MSG_LOOP_PREPARE : MSG_LOOP_ADOPT);
         if (e->prepare) {
             m->prepare = mem_alloc(sizeof *m->prepare);
@@ -88,7 +90,7 @@ static void heir_of_another(struct world *w, struct proc *p, uint64_t id)
 {
     world_note(w, "%s is the heir of %lu", p->name, (unsigned long)id);
     w->stats.heirs++;
-    for (uint32_t i = 0; i < w->cfg.nloops; i++) {
+    for (uint32_t i = 0; i < p->server->machine->nloops; i++) {
         struct msg *m = msg_new(w, MSG_LOOP_HEIR);
         m->id = id;
         pipe_push(w, &p->server->loop[i].in, m, 1 + rng_below(&w->rng, 10 * THREAD_DELAY_US));
@@ -140,6 +142,12 @@ static void effect(struct world *w, struct proc *p, struct ctl_effect *e)
     case CTL_SEND_SUSPECT: send(w, p, e, CTL_SUSPECT); break;
     case CTL_SEND_MODE: send(w, p, e, CTL_MODE); break;
     case CTL_SEND_END: send(w, p, e, CTL_END); break;
+    case CTL_SEND_DRAIN: send(w, p, e, CTL_DRAIN); break;
+    case CTL_SEND_SYNCED: send(w, p, e, CTL_SYNCED); break;
+    case CTL_DRAINED:
+        world_note(w, "%s is drained: %s", p->name, e->text);
+        s->exit_why = "drained";
+        break;
     case CTL_ADOPTED:
         world_note(w, "%s runs under view %lu", p->name, (unsigned long)(e->view ? e->view->epoch : 0));
         break;
@@ -166,7 +174,7 @@ void server_event(struct world *w, struct proc *p, struct ctl_event *e)
     for (uint32_t i = 0; i < s->out.n && !w->failed; i++)
         effect(w, p, &s->out.effect[i]);
     if (s->exit_why && !w->failed) {
-        server_kill(w, p, s->exit_why);
+        server_end(w, p, s->exit_why, strcmp(s->exit_why, "drained") == 0 ? END_FOR_GOOD : END_RETURNS);
         return;
     }
     if (p->alive && !w->failed)
@@ -177,7 +185,8 @@ void server_event(struct world *w, struct proc *p, struct ctl_event *e)
 void server_message(struct world *w, struct proc *p, struct msg *m)
 {
     struct ctl_event e = { .kind = m->ctl_kind, .from = m->from, .prepare = m->prepare, .report = m->report, .view = m->view,
-                           .join = m->join, .id = m->id, .step = m->step, .mode = m->mode, .loop = m->loop, .text = "" };
+                           .join = m->join, .id = m->id, .shard = m->shard, .is_server = m->is_server, .step = m->step, .mode = m->mode,
+                           .loop = m->loop, .text = "" };
     server_event(w, p, &e);
 }
 
@@ -193,7 +202,7 @@ void server_link_up(struct world *w, struct proc *p, struct link *l)
 {
     struct proc *peer = l->connector == p ? l->listener : l->connector;
     if (!l->control) {
-        loop_peer_up(w, p, l->loop, peer->id);
+        loop_link_up(w, p, l);
         return;
     }
     struct ctl_event e = { .kind = CTL_PEER_UP, .from = peer->id, .is_server = peer->kind == PROC_SERVER, .text = "" };
@@ -203,21 +212,22 @@ void server_link_up(struct world *w, struct proc *p, struct link *l)
 void server_link_down(struct world *w, struct proc *p, struct link *l)
 {
     struct proc *peer = l->connector == p ? l->listener : l->connector;
-    struct ctl_event e = { .kind = l->control ? CTL_PEER_DOWN : CTL_LOOP_PEER_DOWN, .from = peer->id, .loop = l->loop,
+    struct ctl_event e = { .kind = l->control ? CTL_PEER_DOWN : CTL_LOOP_PEER_DOWN, .from = peer->id, .loop = link_loop(l, p),
                            .is_server = peer->kind == PROC_SERVER, .text = "connection closed" };
     if (w->opt.verbose > 1)
         world_note(w, "  %s sees %s go (%s)", p->name, peer->name, l->control ? "control" : "data");
-    server_event(w, p, &e);
+    if (!l->between)
+        server_event(w, p, &e);
 }
 
 /* ---- start and death ---- */
 
-static void describe(const struct world *w, const struct proc *p, struct server_doc *ret)
+static void describe(const struct proc *p, struct server_doc *ret)
 {
     struct view_server *v = &ret->server;
     v->id = p->id;
-    v->nloops = w->cfg.nloops;
-    snprintf(v->name, sizeof v->name, "s%u", p->server->machine->index);
+    v->nloops = p->server->machine->nloops;
+    snprintf(v->name, sizeof v->name, "s%u-%u", p->server->machine->index, p->server->machine->disks);
     snprintf(v->ctl, sizeof v->ctl, "%s:0", p->name);
     for (uint32_t i = 0; i < v->nloops; i++)
         snprintf(v->loop[i], sizeof v->loop[i], "%s:%u", p->name, i + 1);
@@ -241,16 +251,16 @@ void server_start(struct world *w, struct machine *m)
     struct server *s = p->server = mem_alloc(sizeof *s);
     m->proc = p;
     s->machine = m;
-    struct ctl_config c = { .job = w->job, .nloops = w->cfg.nloops, .lease_ms = w->cfg.lease_ms,
+    struct ctl_config c = { .job = w->job, .nloops = m->nloops, .lease_ms = w->cfg.lease_ms,
                             .suspect_ms = w->cfg.suspect_ms };
     c.view.batch_ms = w->cfg.batch_ms;
     c.view.report_ms = w->cfg.report_ms;
     formers(m, &c);
     m->life[m->nlives++] = p->id;
-    describe(w, p, &c.self);
+    describe(p, &c.self);
     world_note(w, "%s starts as life %lu, heir of %lu", p->name, (unsigned long)p->id, (unsigned long)c.self.heir_of);
     pipe_init(&s->to_ctl, p, p, to_ctl_deliver);
-    for (uint32_t i = 0; i < w->cfg.nloops && !w->failed; i++)
+    for (uint32_t i = 0; i < m->nloops && !w->failed; i++)
         loop_open(w, p, i, c.self.heir_of);
     s->ctl = ctl_core_create(&c);
     struct ctl_event e = { .kind = CTL_START };
@@ -275,26 +285,70 @@ void server_restart_later(struct world *w, struct machine *m, uint64_t delay)
     world_at(w, w->now + delay, NULL, restart, m, 0);
 }
 
-/* why NULL: the run is over, nothing follows. */
-void server_kill(struct world *w, struct proc *p, const char *why)
+static void close_all(struct world *w, struct proc *p)
 {
     struct server *s = p->server;
-    if (why)
-        world_note(w, "%s dies (%s)", p->name, why);
     links_kill(w, p);
     p->alive = false;
     p->watching = false;
     pipe_clear(w, &s->to_ctl);
     pipe_clear(w, &p->coord_answers);
     pipe_clear(w, &p->coord_watch);
-    for (uint32_t i = 0; i < w->cfg.nloops; i++)
+    for (uint32_t i = 0; i < s->machine->nloops; i++)
         loop_close(w, p, i);
     ctl_core_free(s->ctl);
     ctl_outbox_done(&s->out);
     s->machine->proc = NULL;
-    if (!why)
+}
+
+/* What comes next on this machine is nobody's heir, and has another name. */
+static void disks_empty(struct world *w, struct machine *m)
+{
+    for (uint32_t i = 0; i < m->nlives; i++)
+        world_proc(w, m->life[i])->lost = true;
+    for (uint32_t i = 0; i < m->nloops; i++) {
+        store_model_disk_free(m->disk[i]);
+        m->disk[i] = store_model_disk_create();
+    }
+    m->nlives = 0;
+    m->disks++;
+}
+
+void server_end(struct world *w, struct proc *p, const char *why, enum server_end how)
+{
+    struct machine *m = p->server->machine;
+    if (how == END_OF_RUN) {
+        close_all(w, p);
         return;
+    }
+    world_note(w, "%s dies (%s)%s", p->name, why,
+               how == END_FOR_GOOD ? " for good" : how == END_EMPTY ? ", and what it had" : "");
+    close_all(w, p);
+    p->faulted = true;
+    if (how != END_RETURNS || !w->cfg.durable)
+        disks_empty(w, m);
     store_owner_unreachable(w, p);
+    m->gone = how == END_FOR_GOOD;
+    if (m->gone)
+        return;
     uint64_t delay = rng_chance(&w->rng, 500) ? rng_below(&w->rng, 10 * SIM_MS) : rng_below(&w->rng, 400 * SIM_MS);
-    server_restart_later(w, s->machine, 1 + delay);
+    server_restart_later(w, m, 1 + delay);
+}
+
+/* why NULL: the run is over, nothing follows. */
+void server_kill(struct world *w, struct proc *p, const char *why)
+{
+    server_end(w, p, why, why ? END_RETURNS : END_OF_RUN);
+}
+
+struct machine *machine_new(struct world *w)
+{
+    if (w->nmachines == SIM_MACHINES_MAX)
+        return NULL;
+    struct machine *m = &w->machine[w->nmachines];
+    m->index = w->nmachines++;
+    m->nloops = w->cfg.mixed_loops ? 1 + (uint32_t)rng_below(&w->rng, SIM_LOOPS_MAX) : w->cfg.nloops;
+    for (uint32_t k = 0; k < m->nloops; k++)
+        m->disk[k] = store_model_disk_create();
+    return m;
 }

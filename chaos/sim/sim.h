@@ -11,6 +11,7 @@
  *   server_proc.c  a server process: its effects           server_loop.c its loops and disks
  *   member_proc.c  a member's host                         app.c         a member's application
  *   faults.c       numbered faults                         check_*.c     the invariants
+ *   server_link.c  a server's data connections
  *   mutants.c      guards taken out, one at a time         main.c        command line, shrinking */
 #ifndef SIM_SIM_H
 #define SIM_SIM_H
@@ -24,8 +25,9 @@
 #include "worker/client_core.h"
 
 enum {
-    SIM_PROCS_MAX = 160,
-    SIM_MACHINES_MAX = 3,
+    SIM_PROCS_MAX = 200,
+    SIM_SERVERS_MAX = 5,       /* at the start */
+    SIM_MACHINES_MAX = 8,      /* with those that come later */
     SIM_LOOPS_MAX = 2,
     SIM_MEMBERS_MAX = 20,      /* lives; bounded by the counters in a value (check_value.c) */
     SIM_TENSORS_MAX = 4,
@@ -52,7 +54,10 @@ struct op;
     X(store_cuts) X(leases_lost) X(cas_applied) X(cas_refused) X(cas_answer_lost) X(cas_request_lost) X(cas_late)     \
     X(resyncs) X(commits) X(batches_lost) X(batches_kept) X(reopened) X(parked_abandoned) X(half_frames)              \
     X(steps_finished) X(values_checked) X(pushes_acked) X(joined_under_fault) X(refused) X(closed_by_core)            \
-    X(docs_coded) X(stalls) X(heirs) X(elections)
+    X(docs_coded) X(stalls) X(heirs) X(elections)                                                                      \
+    X(images) X(gradients) X(images_again) X(marks) X(haves) X(sync_ends) X(holders_checked) X(failovers)              \
+    X(machines_lost) X(disks_lost) X(machines_new) X(backups_lost) X(backups_made) X(moved) X(drains) X(lost)          \
+    X(lost_suspected) X(backups_compared)
 
 struct sim_stats {
 #define SIM_X(name) uint64_t name;
@@ -75,7 +80,8 @@ struct msg {
     enum msg_kind kind;
     enum ctl_event_kind ctl_kind;
     struct frame_header header;
-    struct buf *buf;               /* the payload still in its sender's buffer (one reference) ... */
+    struct buf *buf;               /* the payload still in its sender's buffers (one reference each) ... */
+    struct buf *more[2];
     uint32_t offset;
     uint64_t sum;                  /* ... and its hash when it was sent */
     uint8_t *bytes;                /* or a copy of its own */
@@ -84,7 +90,8 @@ struct msg {
     void *sink;                    /*   member: likewise */
     uint64_t from, id;
     int64_t step;
-    uint32_t loop;
+    uint32_t loop, shard;
+    bool is_server;
     struct view *view;
     struct prepare *prepare;
     struct report *report;
@@ -106,6 +113,8 @@ struct pipe {
 struct msg *msg_new(struct world *w, enum msg_kind kind);
 void msg_free(struct world *w, struct msg *m);
 void msg_detach(struct msg *m);    /* its sender's memory goes away: copy the payload */
+uint64_t msg_sum(const struct msg *m);
+void msg_payload(const struct msg *m, uint8_t *out);
 void pipe_init(struct pipe *p, struct proc *to, void *owner,
                bool (*deliver)(struct world *, struct pipe *, struct msg *));
 void pipe_push(struct world *w, struct pipe *p, struct msg *m, uint64_t delay);
@@ -117,6 +126,8 @@ struct link {
     struct proc *connector, *listener;
     bool control;
     uint32_t loop;
+    bool between;                  /* data between loops of two servers: */
+    uint32_t connector_loop;       /*   the connector's */
     bool wanted, broken, gone;
     bool connector_up, listener_up;
     uint64_t stalled_to_connector, stalled_to_listener;   /* nothing arrives before; no end notices */
@@ -124,6 +135,13 @@ struct link {
 };
 struct link *link_want(struct world *w, struct proc *connector, struct proc *listener, bool control, uint32_t loop);
 struct link *link_find(struct proc *p, uint64_t peer, bool control, uint32_t loop);
+/* Between loops of servers: p's `own` and the peer's `loop`; outgoing: p is the connector. */
+struct link *link_want_between(struct world *w, struct proc *p, uint32_t own, struct proc *peer, uint32_t loop);
+struct link *link_find_between(struct proc *p, uint32_t own, uint64_t peer, uint32_t loop, bool outgoing);
+static inline uint32_t link_loop(const struct link *l, const struct proc *of)
+{
+    return l->between && of == l->connector ? l->connector_loop : l->loop;
+}
 /* Takes m. Dropped when there is no connection. */
 void link_send(struct world *w, struct link *l, struct proc *from, struct msg *m);
 void link_break(struct world *w, struct link *l);
@@ -150,12 +168,16 @@ struct sim_loop {
     struct store *store;
     struct shard_outbox out;
     struct pipe in;                /* from the control thread */
+    struct view *view;             /* that the core adopted */
     struct held *held, **held_tail;
     bool commit_armed;
     uint64_t reopened;
 };
 struct machine {
-    uint32_t index;
+    uint32_t index, nloops;
+    uint32_t disks;                /* how often its data went away */
+    bool gone;                     /* it never comes back */
+    bool draining;
     struct store_model_disk *disk[SIM_LOOPS_MAX];
     uint64_t life[SIM_PROCS_MAX];  /* lives that opened these disks, oldest first (the host keeps a note) */
     uint32_t nlives, starts;
@@ -218,6 +240,8 @@ struct proc {
     int64_t watch_revision;
     uint64_t store_cut_until, unreachable_count;
     bool listed, unlisted;         /* in a committed view once; not any more */
+    bool lost;                     /* a server whose data nothing brings back */
+    bool faulted;                  /* something happened to it for which others may take it for dead */
 };
 
 /* ---- configuration drawn from the seed ---- */
@@ -227,6 +251,8 @@ struct sim_tensor {
 };
 struct sim_config {
     uint32_t nservers, nloops, nmembers, nshards, ntensors, nchunks;
+    uint32_t replicas;
+    bool mixed_loops;              /* servers with one loop and with two */
     bool durable, deterministic, floats, many_pushes;
     struct mode mode;
     bool mode_changes;             /* the seed changes the mode */
@@ -240,6 +266,7 @@ struct sim_options {
     uint64_t seed;
     int verbose;                   /* 1: what happens, 2: every frame */
     uint32_t servers, mode;        /* 0: the seed's choice */
+    uint32_t replicas;             /* 1 + R; 0: the seed's choice */
     bool muted[SIM_FAULTS_MAX];
     bool quiet_net;                /* scenarios: no faults, no losses but those scripted */
     const struct sim_config *config;   /* scenarios: this one instead of the seed's */
@@ -284,7 +311,8 @@ struct lease {
 enum fault_kind {
     FAULT_KILL_SERVER, FAULT_PAUSE_SERVER, FAULT_KILL_MEMBER, FAULT_PAUSE_MEMBER, FAULT_BREAK, FAULT_JOIN, FAULT_LEAVE,
     FAULT_SUSPECT_MEMBER, FAULT_SUSPECT_SERVER, FAULT_PARTITION, FAULT_OUTAGE, FAULT_STORE_CUT, FAULT_RESYNC,
-    FAULT_MODE, FAULT_SLOW_DISK, FAULT_KILL_LEADER, FAULT_PAUSE_LEADER, FAULT_LOSE_CAS_ANSWER, FAULT_LATE_CAS, FAULT_STALL, FAULT_STALL_LEADER,
+    FAULT_MODE, FAULT_SLOW_DISK, FAULT_KILL_LEADER, FAULT_PAUSE_LEADER, FAULT_LOSE_CAS_ANSWER, FAULT_LATE_CAS,
+    FAULT_STALL, FAULT_STALL_LEADER, FAULT_LOSE_SERVER, FAULT_EMPTY_SERVER, FAULT_NEW_SERVER, FAULT_DRAIN,
     FAULT_KINDS
 };
 enum fault_trigger { TRIGGER_TIME, TRIGGER_CAS, TRIGGER_PREPARE, TRIGGER_COMMIT, TRIGGER_RESULT, TRIGGER_COMPLETE,
@@ -310,6 +338,7 @@ struct world {
     uint32_t nprocs, nmembers;
     uint64_t next_id, next_op;
     struct machine machine[SIM_MACHINES_MAX];
+    uint32_t nmachines;
     struct link *links;
     struct partition partition[SIM_PARTITIONS_MAX];
     uint32_t npartitions;
@@ -332,6 +361,7 @@ struct world {
     struct history history;
     struct sim_stats stats;
     bool failed;
+    bool lost;                     /* nothing holds some shard any more, and that is what the faults did */
     char why[SIM_WHY];
 };
 
@@ -354,7 +384,7 @@ bool world_step(struct world *w);
 void world_run(struct world *w);                 /* to the end, with all checks */
 void world_calm(struct world *w);                /* faults stop: everything heals */
 bool world_idle(const struct world *w);          /* every live member is at the target */
-void world_finish_checks(struct world *w);
+void world_end(struct world *w);                 /* everybody stops */
 void world_target_raise(struct world *w);         /* a view let somebody join beyond it: the others go on until there */
 void world_fail(struct world *w, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void world_note(struct world *w, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -385,19 +415,29 @@ bool store_reachable(const struct world *w, const struct proc *p);
 void server_start(struct world *w, struct machine *m);
 void server_kill(struct world *w, struct proc *p, const char *why);
 void server_restart_later(struct world *w, struct machine *m, uint64_t delay);
+enum server_end { END_RETURNS, END_EMPTY, END_FOR_GOOD, END_OF_RUN };
+void server_end(struct world *w, struct proc *p, const char *why, enum server_end how);
+struct machine *machine_new(struct world *w);   /* NULL: no room */
 void server_event(struct world *w, struct proc *p, struct ctl_event *e);
 void server_message(struct world *w, struct proc *p, struct msg *m);
 void server_link_up(struct world *w, struct proc *p, struct link *l);
 void server_link_down(struct world *w, struct proc *p, struct link *l);
 void loop_open(struct world *w, struct proc *p, uint32_t index, uint64_t heir_of);
 void loop_close(struct world *w, struct proc *p, uint32_t index);
-void loop_peer_up(struct world *w, struct proc *p, uint32_t index, uint64_t from);
-bool loop_frame(struct world *w, struct proc *p, uint32_t index, uint64_t from, struct msg *m);
+void loop_event(struct world *w, struct proc *p, uint32_t index, struct shard_event *e);
+void loop_link_up(struct world *w, struct proc *p, const struct link *l);
+bool loop_frame(struct world *w, struct proc *p, const struct link *l, struct msg *m);
 void loop_adopt(struct world *w, struct proc *p, uint32_t index, const struct view *v);
 bool loop_deliver(struct world *w, struct pipe *pipe, struct msg *m);
 void loop_half_abandon(struct msg *m);
 void pools_drop(void);                           /* frees the cache of pools */
 void pools_forget(void);                         /* after a failed run: their buffers are lost */
+
+/* ---- server_link.c: data connections of a server's loops ---- */
+bool view_shard_names(const struct view_shard *s, uint64_t id);      /* as backup or joining */
+struct link *loop_link_of(struct proc *p, uint32_t index, const struct shard_effect *e);   /* that a frame goes over */
+void loop_links_follow(struct world *w, struct proc *p, uint32_t index);   /* as the loop's view wants */
+void loop_links_reset(struct world *w, struct proc *p, uint32_t index, uint64_t peer);   /* closed; what is wanted comes again */
 
 /* ---- member_proc.c ---- */
 struct proc *member_start(struct world *w);
@@ -453,6 +493,14 @@ void check_ended(struct world *w, uint32_t member, int64_t step);
 void history_finish(struct world *w, const struct view *v, const char *who, int64_t step);
 int member_index(const struct world *w, uint64_t id);     /* -1: no such life */
 struct mode check_mode(const struct world *w, const struct proc *p, int64_t step);   /* that p is in step under */
+
+/* ---- check_holders.c: replication ---- */
+struct proc *shard_server(const struct world *w, uint64_t id, uint32_t shard, struct sim_loop **ret_loop);   /* NULL: dead */
+/* A frame leaves a primary: every backup of its view holds what it says (I2). */
+void check_released(struct world *w, struct proc *p, uint32_t loop, const struct shard_effect *e);
+void check_backups(struct world *w);             /* at the end: equal to their primaries, bit for bit */
+bool replicas_restored(const struct world *w);
+bool shard_lost(const struct world *w, bool suspected_too);
 
 /* ---- check_sync.c, check_async.c: what applications are shown ---- */
 void check_sync_finished(struct world *w, struct proc *p, int64_t step);

@@ -11,6 +11,7 @@
 
 enum {
     CALM_LIMIT_MS = 60000,     /* I6: everybody must be through by then */
+    LOST_AFTER_MS = 5000,
     SETTLE_MS = 600,           /* after everybody is: what is still under way arrives */
     EVENTS_MAX = 3000000,
     SILENCE_MS = 60,
@@ -84,7 +85,7 @@ void world_note(struct world *w, const char *format, ...)
 {
     if (!w->opt.verbose)
         return;
-    char text[600];
+    char text[800];
     va_list a;
     va_start(a, format);
     vsnprintf(text, sizeof text, format, a);
@@ -129,6 +130,7 @@ void proc_pause(struct world *w, struct proc *p, uint64_t duration)
     if (!p->alive || p->paused_until >= w->now + duration)
         return;
     p->paused_until = w->now + duration;
+    p->faulted = true;
     w->stats.pauses++;
     world_note(w, "%s stops for %.1f ms", p->name, (double)duration / 1e3);
     if (duration > SILENCE_MS * SIM_MS)
@@ -174,6 +176,15 @@ bool world_step(struct world *w)
 
 /* ---- the end ---- */
 
+/* A server that is drained may be listed until it is empty. */
+static bool machines_up(const struct world *w)
+{
+    for (uint32_t i = 0; i < w->nmachines; i++)
+        if (!w->machine[i].proc && !w->machine[i].gone)
+            return false;
+    return true;
+}
+
 static bool member_through(const struct world *w, const struct proc *p)
 {
     const struct member *m = p->member;
@@ -203,10 +214,7 @@ bool world_idle(const struct world *w)
         if (!member_through(w, p))
             return false;
     }
-    for (uint32_t i = 0; i < w->cfg.nservers; i++)
-        if (!w->machine[i].proc)
-            return false;
-    return members > 0 && !view_lists_the_dead(w);
+    return members > 0 && machines_up(w) && !view_lists_the_dead(w) && replicas_restored(w);
 }
 
 static void who_waits(struct world *w, char *out, size_t size)
@@ -229,13 +237,17 @@ static void who_waits(struct world *w, char *out, size_t size)
         if (used >= size)
             return;
     }
-    if (view_lists_the_dead(w))
-        snprintf(out + used, size - used, " [view %lu lists the dead]", (unsigned long)w->view->epoch);
+    if (used < size && view_lists_the_dead(w))
+        used += (size_t)snprintf(out + used, size - used, " [view %lu lists the dead]", (unsigned long)w->view->epoch);
+    if (used < size && !replicas_restored(w))
+        snprintf(out + used, size - used, " [too few backups]");
 }
 
 static void heal_server(struct world *w, struct machine *m)
 {
-    if (!m->proc && !m->restart_pending)
+    if (!w->view)
+        m->gone = m->draining = false;     /* a job that has not begun waits for so many */
+    if (!m->proc && !m->restart_pending && !m->gone)
         server_restart_later(w, m, 1 + rng_below(&w->rng, 20 * SIM_MS));
 }
 
@@ -295,15 +307,14 @@ void world_calm(struct world *w)
         else
             store_owner_back(w, p);
     }
-    for (uint32_t i = 0; i < w->cfg.nservers; i++)
+    for (uint32_t i = 0; i < w->nmachines; i++)
         heal_server(w, &w->machine[i]);
     target_set(w);
     poke_all(w);
 }
 
-void world_finish_checks(struct world *w)
+void world_end(struct world *w)
 {
-    check_final(w);
     for (uint32_t i = 0; i < w->nprocs && !w->failed; i++) {
         struct proc *p = w->proc[i];
         if (!p->alive)
@@ -330,6 +341,30 @@ static uint64_t faults_end(const struct world *w)
     return end;
 }
 
+/* A shard that only lost servers held is waited for, for ever. */
+static bool stuck(struct world *w)
+{
+    uint64_t waited = w->now - w->calm_at;
+    if (waited > LOST_AFTER_MS * SIM_MS && shard_lost(w, false)) {
+        w->lost = true;
+        w->stats.lost++;
+        world_note(w, "some shard is lost");
+        return true;
+    }
+    if (waited <= CALM_LIMIT_MS * SIM_MS)
+        return false;
+    if (shard_lost(w, true)) {
+        w->lost = true;
+        w->stats.lost_suspected++;
+        world_note(w, "some shard is lost, or its holders were taken for dead");
+        return true;
+    }
+    char text[SIM_WHY - 40];
+    who_waits(w, text, sizeof text);
+    world_fail(w, "I6 no end after calm:%s", text);
+    return true;
+}
+
 void world_run(struct world *w)
 {
     faults_start(w);
@@ -339,19 +374,18 @@ void world_run(struct world *w)
             continue;
         if (!world_idle(w)) {
             w->quiet_since = 0;
-            if (w->now > w->calm_at + CALM_LIMIT_MS * SIM_MS) {
-                char text[SIM_WHY - 40];
-                who_waits(w, text, sizeof text);
-                world_fail(w, "I6 no end after calm:%s", text);
-            }
+            if (stuck(w))
+                break;
         } else if (!w->quiet_since) {
             w->quiet_since = w->now;
         } else if (w->now > w->quiet_since + SETTLE_MS * SIM_MS) {
             break;
         }
     }
+    if (!w->failed && !w->lost)
+        check_final(w);
     if (!w->failed)
-        world_finish_checks(w);
+        world_end(w);
     w->digest = hash_mix(w->digest ^ rng_next(&w->rng));
 }
 
@@ -370,10 +404,7 @@ struct world *world_create(const struct sim_options *o)
     w->coord = coord_model_create();
     w->store_proc = proc_new(w, PROC_STORE, "store");
     for (uint32_t i = 0; i < w->cfg.nservers; i++) {
-        struct machine *m = &w->machine[i];
-        m->index = i;
-        for (uint32_t k = 0; k < w->cfg.nloops; k++)
-            m->disk[k] = store_model_disk_create();
+        struct machine *m = machine_new(w);
         server_restart_later(w, m, 1 + rng_below(&w->rng, 5 * SIM_MS));
     }
     for (uint32_t i = 0; i < w->cfg.nmembers; i++)
@@ -422,8 +453,8 @@ void world_free(struct world *w)
     }
     for (uint32_t i = 0; i < w->nprocs && !w->failed; i++)
         proc_free(w, w->proc[i]);
-    for (uint32_t i = 0; i < w->cfg.nservers && !w->failed; i++)
-        for (uint32_t k = 0; k < w->cfg.nloops; k++)
+    for (uint32_t i = 0; i < w->nmachines && !w->failed; i++)
+        for (uint32_t k = 0; k < w->machine[i].nloops; k++)
             store_model_disk_free(w->machine[i].disk[k]);
     if (w->failed)
         pools_forget();
