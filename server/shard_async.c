@@ -300,6 +300,8 @@ static void transition_try(struct shard_core *c, struct shard *s)
     sync_complete(c, s, sealed);
     if (c->cfg.durable)
         persist_shard(c, s);
+    /* Nothing waits for them to have it, since W says the same; but results of the next step must find it there. */
+    holders_mark(c, s, s->complete, NULL, 0, 0, s->targets & s->required);
     /* Nothing looks at the bound in synchronous steps: what was pulled under it is answered now. */
     for (uint32_t i = 0; i < s->nchunks; i++)
         if (s->pulls_parked && s->chunk[i]->npull)

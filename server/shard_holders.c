@@ -192,6 +192,9 @@ static bool unsafe(const struct chunk *ch)
 
 static void resend_to(struct shard_core *c, struct shard *s, const struct holder *h, uint8_t bit)
 {
+    /* Of the last asynchronous step nobody has acknowledged the mark. A pending one may be there already. */
+    if (s->announced && !s->marking && !s->w_item)
+        holders_mark(c, s, s->complete, s->cset, s->ncset, 0, bit);
     for (uint32_t i = 0; i < s->nchunks; i++)
         if (unsafe(s->chunk[i]) && !(s->chunk[i]->acks & bit))
             whole_send(c, s->chunk[i], h, bit);
