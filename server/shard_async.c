@@ -376,7 +376,7 @@ void async_promoted(struct shard_core *c, struct shard *s)
         ch->held_version = ch->cur.version;
         ch->need_served = s->w_held;
     }
-    if (!s->targets || s->w <= s->complete + 1)
+    if (!s->targets || (s->w <= s->complete + 1 && shard_mode(c, s->w).kind == MODE_SYNC))
         return;
     /* The other backups may have another version than this one: everything once more, under this tenure. */
     for (uint32_t i = 0; i < s->nchunks; i++) {

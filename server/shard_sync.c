@@ -426,25 +426,32 @@ void sync_push(struct shard_core *c, uint32_t slot, const struct frame_header *h
     buf_unref(payload);
 }
 
-/* How many chunks DONE(step) lists at each shard where that step is open. */
-static int fact_take(struct shard_core *c, uint32_t slot, int64_t step, const struct done_head *d)
+/* Does DONE speak of this shard? One of before this tenure lists the tensors of what was served here then. */
+static bool done_concerns(const struct shard *s, const struct frame_header *h)
+{
+    bool tenure = (int32_t)(h->epoch - (uint32_t)s->since) >= 0 || MUTANT(54);
+    return s->primary && open_step(s) == h->step && tenure;
+}
+
+/* How many chunks DONE lists at each shard where its step is open. */
+static int fact_take(struct shard_core *c, uint32_t slot, const struct frame_header *h, const struct done_head *d)
 {
     for (uint32_t i = 0; i < d->ntensors; i++)
         if (!map_get(&c->tensors, done_tensor(d, i)))
             return KS_EPROTO;
     for (uint32_t i = 0; i < c->cfg.nshards; i++)
-        if (c->shard[i].primary && open_step(&c->shard[i]) == step)
+        if (done_concerns(&c->shard[i], h))
             c->shard[i].want[slot] = 0;
     for (uint32_t i = 0; i < d->ntensors; i++) {
         struct tensor *t = map_get(&c->tensors, done_tensor(d, i));
         for (uint32_t k = 0; k < t->nchunks; k++)
-            if (t->chunk[k] && t->chunk[k]->s->primary && open_step(t->chunk[k]->s) == step)
+            if (t->chunk[k] && done_concerns(t->chunk[k]->s, h))
                 t->chunk[k]->s->want[slot]++;
     }
     return 0;
 }
 
-static void need_send(struct shard_core *c, uint32_t slot, const struct done_head *d, int64_t step)
+static void need_send(struct shard_core *c, uint32_t slot, const struct done_head *d, const struct frame_header *done)
 {
     struct chunk_ref *refs = NULL;
     uint32_t n = 0, cap = 0;
@@ -452,14 +459,14 @@ static void need_send(struct shard_core *c, uint32_t slot, const struct done_hea
         struct tensor *t = map_get(&c->tensors, done_tensor(d, i));
         for (uint32_t k = 0; k < t->nchunks; k++) {
             struct chunk *ch = t->chunk[k];
-            if (!ch || !ch->s->primary || open_step(ch->s) != step || mset_has(&ch->acc_mask, slot) ||
+            if (!ch || !done_concerns(ch->s, done) || mset_has(&ch->acc_mask, slot) ||
                 (has_result(ch) && mset_has(&ch->mask, slot)))
                 continue;
             ARRAY_ROOM(refs, n, cap);
             refs[n++] = (struct chunk_ref){.tensor = t->spec.id, .chunk = k};
         }
     }
-    struct frame_header h = {.type = FRAME_NEED, .step = step};
+    struct frame_header h = {.type = FRAME_NEED, .step = done->step};
     struct buf *b = n ? pool_get(c->cfg.pool, chunk_refs_size(n)) : NULL;
     if (b) {
         chunk_refs_encode(refs, n, b->data);
@@ -500,18 +507,18 @@ static bool done_too_early(const struct shard_core *c, int64_t k)
 static void done_take(struct shard_core *c, uint32_t slot, const struct frame_header *h, const struct done_head *d)
 {
     bool missing = false;
-    if (fact_take(c, slot, h->step, d)) {
+    if (fact_take(c, slot, h, d)) {
         shard_close(c, c->slot[slot].id, KS_EPROTO, "DONE lists a tensor that is not declared here");
         return;
     }
     settings_take(c, c->slot[slot].id, d);
     for (uint32_t i = 0; i < c->cfg.nshards; i++)
-        if (c->shard[i].primary && h->step == open_step(&c->shard[i]))
+        if (done_concerns(&c->shard[i], h))
             missing |= done_open(c, &c->shard[i], slot, h);
     if (missing)
-        need_send(c, slot, d, h->step);
+        need_send(c, slot, d, h);
     for (uint32_t i = 0; i < c->cfg.nshards; i++)
-        if (c->shard[i].primary && h->step == open_step(&c->shard[i]))
+        if (done_concerns(&c->shard[i], h))
             sync_try_shard(c, &c->shard[i]);
 }
 
