@@ -275,6 +275,13 @@ static bool suspect_settled(const struct view_core *v, uint64_t id)
     return view_nodes_suspects(v, id) && view_holders_standing(v, id, false) != STANDING_MAYBE;
 }
 
+/* A disk that is back since the round began: it may be the one that answers. */
+static bool heir_unasked(const struct view_core *v, uint64_t of)
+{
+    uint64_t heir = view_nodes_heir(v, of), asked;
+    return heir && !view_change_heir(v, heir, &asked) && heir_needed(v, of);
+}
+
 /* Somebody who was asked has died, or another life holds its disk: the set that was cut off is too small. */
 static bool round_void(const struct view_core *v)
 {
@@ -286,6 +293,9 @@ static bool round_void(const struct view_core *v)
     }
     for (uint32_t i = 0; i < p->nheirs; i++)
         if (view_nodes_heir(v, p->heir_of[i]) != p->heir[i])
+            return true;
+    for (uint32_t i = 0; i < v->base->nservers; i++)
+        if (heir_unasked(v, v->base->server[i].id))
             return true;
     for (uint32_t i = 0; p->mode_change && i < v->base->nmembers; i++) {
         uint64_t id = v->base->member[i].id;

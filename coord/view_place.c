@@ -304,6 +304,28 @@ bool view_place_shards(const struct view_core *v, struct view *next)
     return whole;
 }
 
+static void add_backup(struct placing *p, uint32_t h, uint32_t server)
+{
+    struct holding *s = &p->shard[h];
+    s->backup[s->nbackups++] = p->next->server[server].id;
+    p->holders[server] += weight(p, h);
+    p->pairs[(size_t)at(p, s->primary) * p->n + server]++;
+}
+
+/* There is nothing to copy yet: a backup changes its place at once. */
+static void first_even_out(struct placing *p)
+{
+    uint32_t h, to, from;
+    while (p->degree && evening(p, &h, &to, &from)) {
+        struct holding *s = &p->shard[h];
+        s->backup[victim(p, s)] = s->backup[s->nbackups - 1];
+        s->nbackups--;
+        p->holders[from] -= weight(p, h);
+        p->pairs[(size_t)at(p, s->primary) * p->n + from]--;
+        add_backup(p, h, to);
+    }
+}
+
 /* Primaries go round the servers. */
 void view_place_first(struct view_core *v, struct view *next)
 {
@@ -313,16 +335,12 @@ void view_place_first(struct view_core *v, struct view *next)
         p.shard[h].primary = next->server[h % p.n].id;
         shard_count(&p, h);
     }
-    for (uint32_t h = 0; h < next->nshards; h++) {
-        struct holding *s = &p.shard[h];
-        while (s->nbackups < p.degree) {
-            uint32_t x = (uint32_t)candidate(&p, s);
-            s->backup[s->nbackups++] = next->server[x].id;
-            p.holders[x] += weight(&p, h);
-            p.pairs[(size_t)at(&p, s->primary) * p.n + x]++;
-        }
+    for (uint32_t h = 0; h < next->nshards; h++)
+        while (p.shard[h].nbackups < p.degree)
+            add_backup(&p, h, (uint32_t)candidate(&p, &p.shard[h]));
+    first_even_out(&p);
+    for (uint32_t h = 0; h < next->nshards; h++)
         shard_write(&p, h);
-    }
     placing_close(&p);
 }
 
