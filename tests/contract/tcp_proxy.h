@@ -2,6 +2,7 @@
 #ifndef TESTS_CONTRACT_TCP_PROXY_H
 #define TESTS_CONTRACT_TCP_PROXY_H
 
+#include <stdbool.h>
 #include <arpa/inet.h>
 #include <poll.h>
 #include <pthread.h>
