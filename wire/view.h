@@ -15,6 +15,7 @@ enum {
     LOOPS_MAX = 64,
     BACKUPS_MAX = 2,
     SHARDS_MAX = 4096,
+    MEMBERS_MAX = 256,        /* of one job at once, with those that left and are listed still */
     MODES_MAX = 16,
 };
 #define STEP_NONE INT64_MAX   /* a member's `last` while it lives */
