@@ -1,4 +1,4 @@
-/* shard_async.c - asynchronous and staleness-bounded steps at the primary (RULES.md "Async / SSP").
+/* shard_async.c - asynchronous and staleness-bounded steps at the primary (docs/PROTOCOL.md).
  *
  * Pushes are applied as they come, once each by sequence number. What is applied is acknowledged, and may be pulled, once
  * the required holders have an image that contains it: one image of a chunk is in flight at a time, a newer one follows when

@@ -1,4 +1,4 @@
-/* shard_sync.c - synchronous steps at the primary (RULES.md "Primary", "ADOPT = resolve").
+/* shard_sync.c - synchronous steps at the primary (docs/PROTOCOL.md).
  *
  * The open step is o = complete + 1. A chunk's result of o is computed once every member of set(o) has contributed or
  * is done; it is released when the required holders have it; when everybody is done and everything is computed, the

@@ -107,6 +107,10 @@ check_words() {
         echo "finish it, or describe what is missing in the documents"
         bad=1
     fi
+    if xargs grep -nHwE '[R]ULES(\.md)?|[D]ESIGN(\.md)?' <"$scratch/texts"; then
+        echo "no such document here: docs/ARCHITECTURE.md, docs/PROTOCOL.md"
+        bad=1
+    fi
     if xargs grep -nHE "(^|[][\"'\`[:space:]=:(,<>|])/([h]ome|[w]ork|[r]oot|[m]nt)(/|[\"'\`[:space:]]|\$)" <"$scratch/texts"; then
         echo "no absolute paths of one machine: use a path in the tree, mktemp or an argument"
         bad=1

@@ -47,7 +47,7 @@ struct join_doc {
 char *join_encode(const struct join_doc *j);
 int join_decode(const char *text, size_t size, struct join_doc *ret, char *err);
 
-/* ---- the view change (RULES.md) ---- */
+/* ---- the view change (docs/PROTOCOL.md) ---- */
 struct ballot {
     uint64_t term;
     uint64_t round;
@@ -73,8 +73,8 @@ struct shard_report {
     uint32_t shard;
     enum holder_role role;
     bool full;
-    int64_t complete;       /* RULES: c (what L is the minimum of) */
-    int64_t join;           /* RULES: j (what J is the maximum of) */
+    int64_t complete;       /* c (what L is the minimum of) */
+    int64_t join;           /* j (what J is the maximum of) */
 };
 struct report {
     uint64_t from;
