@@ -18,7 +18,7 @@ comma   := ,
 
 VERSION := 0.1.0
 OPT     ?= -O2
-WARN    := -Wall -Wextra -Werror -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wno-missing-field-initializers -Wno-format-truncation
+WARN    := -Wall -Wextra -Werror -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wno-missing-field-initializers -Wno-unknown-warning-option -Wno-format-truncation
 CFLAGS  += -std=c17 -D_GNU_SOURCE -g $(OPT) $(WARN) -fPIC -fvisibility=hidden -fno-strict-aliasing -fno-math-errno \
            -pthread -I. -Ibase -DKEEPSTEP_VERSION='"$(VERSION)"'
 LDFLAGS += -pthread
@@ -90,6 +90,11 @@ $(BUILD)/worker/examples/%: worker/examples/%.c $(BUILD)/libkeepstep.so
 $(BUILD)/sim: $(SIM_SRC:%.c=$(BUILD)/%.o) $(BUILD)/libkeepstep_all.a
 	$(call say,LINK,$@)
 	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(SYS_LIBS)
+# Scenarios drive the simulator's world.
+SIM_OBJ := $(filter-out %main.o,$(SIM_SRC:%.c=$(BUILD)/%.o))
+$(BUILD)/tests/scenario/%: tests/scenario/%.c $(SIM_OBJ) $(BUILD)/libkeepstep_all.a
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -MMD -MP -MF $@.d $< -o $@ $(SIM_OBJ) $(BUILD)/libkeepstep_all.a $(LDFLAGS) -lcmocka $(SYS_LIBS)
 $(BUILD)/tests/%: tests/%.c $(BUILD)/libkeepstep_all.a
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)

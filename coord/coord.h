@@ -15,7 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { COORD_KEY_MAX = 128, COORD_OPS_MAX = 4, COORD_ERR_TEXT = 256 };
+enum { COORD_KEY_MAX = 128, COORD_OPS_MAX = 16, COORD_ERR_TEXT = 256 };
 enum { COORD_VALUE_MAX = 1 << 20 };   /* bytes of all values of one transaction */
 
 struct coord_kv {

@@ -247,9 +247,10 @@ void view_change_attempt(struct view_core *v)
     p->mode_change = v->mode_wanted;
     prepare_heirs(v, p);
     prepare_gone(v, p);
-    if (v->njoins && view_nodes_joins_ready(v)) {
-        p->joins = mem_dup(v->join, v->njoins * sizeof *v->join);
-        p->njoins = v->njoins;
+    if (view_nodes_joins_ready(v)) {
+        uint32_t njoins = v->njoins < view_nodes_room(v) ? v->njoins : view_nodes_room(v);
+        p->joins = mem_dup(v->join, njoins * sizeof *v->join);
+        p->njoins = njoins;
     }
     v->prepare = p;
     view_place_moves(v, p);

@@ -364,7 +364,7 @@ static void on_synced(struct view_core *v, const struct view_event *e)
 
 static bool wanted(struct view_core *v)
 {
-    if (v->force || v->nleaving || v->mode_wanted || (v->njoins && view_nodes_joins_ready(v)) || view_holders_news(v))
+    if (v->force || v->nleaving || v->mode_wanted || view_nodes_joins_ready(v) || view_holders_news(v))
         return true;
     for (uint32_t i = 0; i < v->naway; i++)
         if (v->away[i].suspect)

@@ -1,4 +1,4 @@
-/* view_core.h - the controller: one change of the view at a time (RULES.md "Controller"), sans-IO.
+/* view_core.h - the controller: one change of the view at a time (docs/PROTOCOL.md "View change"), sans-IO.
  *
  * Runs inside the server that holds the leader key (server/ctl_core.h owns it and does the talking). It is told
  * who wants to join or leave, who is suspected, what is reported and what became of its compare-and-swap; it

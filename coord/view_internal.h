@@ -102,6 +102,7 @@ void view_nodes_remove(struct view_core *v, uint64_t id);   /* never to be liste
 struct away *view_nodes_away(const struct view_core *v, uint64_t id);  /* NULL: it is there */
 /* Notes that a listed node is away; `suspect` only grows. */
 void view_nodes_away_add(struct view_core *v, uint64_t id, bool suspect);
+uint32_t view_nodes_room(const struct view_core *v);         /* members that a view can still take */
 bool view_nodes_joins_ready(const struct view_core *v);   /* members_min have asked, or had asked once */
 bool view_nodes_suspects(const struct view_core *v, uint64_t id);
 /* One for the first view: no later life has opened its directory. */

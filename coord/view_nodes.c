@@ -121,9 +121,16 @@ uint64_t view_nodes_heir(const struct view_core *v, uint64_t id)
     return 0;
 }
 
+uint32_t view_nodes_room(const struct view_core *v)
+{
+    return v->base->nmembers < MEMBERS_MAX ? MEMBERS_MAX - v->base->nmembers : 0;
+}
+
 /* The first members begin together, so that none of them trains alone for a moment. */
 bool view_nodes_joins_ready(const struct view_core *v)
 {
+    if (!v->njoins || !view_nodes_room(v))
+        return false;
     return v->base->mchg != 0 || v->njoins >= v->cfg.job.members_min;
 }
 

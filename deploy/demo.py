@@ -233,13 +233,13 @@ class Run:
 
     def show(self):
         size = self.sizes[-1] if self.sizes else 0
-        self.screen.live(f"{self.mode:6} step {self.step:4}/{self.demo.steps}  loss {self.loss:6.4f}  "
-                         f"accuracy {100 * self.accuracy:5.1f} %  workers {size}  staleness {self.staleness:2}"
+        self.screen.live(f"{self.mode:5} {self.step:4}/{self.demo.steps}  loss {self.loss:5.3f}  "
+                         f"accuracy {100 * self.accuracy:4.1f} %  workers {size}  staleness {self.staleness}"
                          + ("  " + self.notes[-1] if self.notes else ""))
 
     def note(self, text):
         self.notes.append(text)
-        self.screen.line(f"{self.mode:6} step {self.step:4}: {text}")
+        self.screen.line(f"{self.mode:5} {self.step:4}/{self.demo.steps}  {text}")
 
     def happen(self, plan):
         while plan and self.step >= plan[0][0] * self.demo.steps:
@@ -323,7 +323,7 @@ class Run:
         acked, lost, twice, open_pushes = self.account(values)
         self.processes.stop(list(self.servers.values()))
         self.look_at_servers_ended()
-        self.screen.line(f"{self.mode:6} done: accuracy {100 * accuracy:.1f} %")
+        self.screen.line(f"{self.mode:5} done: accuracy {100 * accuracy:.1f} %")
         return {"mode": self.mode, "accuracy": accuracy, "members": "-".join(map(str, self.sizes)), "acked": acked,
                 "lost": lost, "twice": twice, "open": open_pushes, "staleness": self.staleness,
                 "seconds": time.monotonic() - began}

@@ -93,7 +93,7 @@ static int at_hello(struct auth *a, const char *doc, size_t size, struct auth_re
     if (rc)
         return rc;
     if (strcmp(h.job, a->self.job)) {
-        snprintf(err, ERR_TEXT, "there is no job \"%s\" at this address", h.job);
+        snprintf(err, ERR_TEXT, "there is no job '%s' at this address", h.job);
         return KS_ENOENT;
     }
     if (h.chunk_bytes != a->self.chunk_bytes) {

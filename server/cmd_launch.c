@@ -10,7 +10,7 @@
 #include "base/mem.h"
 #include "server/launch.h"
 
-enum { SERVER_RESTARTS = 3, PROCESSES_MAX = 1024 };
+enum { SERVER_RESTARTS = 3, SERVER_PROCESSES_MAX = 64 };
 
 static const struct cmd_option options[] = {
     {"--workers", "-n", NULL, "N", "workers to start (1)"},
@@ -66,7 +66,7 @@ static bool read_numbers(const struct cmd_args *a, struct launch *l)
     bool none = l->durability[0] == 'n';
     if (none)
         again_servers = 0;
-    if (!cmd_number(a, "--workers", 1, PROCESSES_MAX, &workers) || !cmd_number(a, "--servers", 1, PROCESSES_MAX, &servers) ||
+    if (!cmd_number(a, "--workers", 1, MEMBERS_MAX, &workers) || !cmd_number(a, "--servers", 1, SERVER_PROCESSES_MAX, &servers) ||
         !cmd_number(a, "--restart-workers", 0, 1000000, &again_workers) ||
         !cmd_number(a, "--restart-servers", 0, 1000000, &again_servers))
         return false;

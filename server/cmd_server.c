@@ -85,7 +85,7 @@ static bool read_job(const struct cmd_args *a, struct job_doc *j)
     j->mode.kind = MODE_SYNC;
     if (!cmd_text(a, "--job", j->job, sizeof j->job) || !cmd_number(a, "--shards", 1, SHARDS_MAX, &shards) ||
         !cmd_size(a, "--chunk-bytes", &chunk) || !cmd_number(a, "--servers", 1, 1024, &servers) ||
-        !cmd_number(a, "--members", 0, 65536, &members) || !cmd_word(a, "--durability", durability, 2, &kept) ||
+        !cmd_number(a, "--members", 0, MEMBERS_MAX, &members) || !cmd_word(a, "--durability", durability, 2, &kept) ||
         !cmd_word(a, "--deterministic", switched, 2, &ordered) || !cmd_mode(a, "--mode", &j->mode) ||
         !cmd_number(a, "--wait-for-server", 0, 1000000, &wait))
         return false;

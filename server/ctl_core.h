@@ -1,4 +1,4 @@
-/* ctl_core.h - a server's control core: registration, election, views, fencing (RULES.md "Every node"), sans-IO.
+/* ctl_core.h - a server's control core: registration, election, views, fencing (docs/PROTOCOL.md), sans-IO.
  *
  * One a process, on the control thread. It owns a view_core while it leads. It talks to the coordination store
  * (requests and events of coord.h), to other servers' and members' control connections, and to this server's

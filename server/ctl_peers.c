@@ -122,22 +122,26 @@ void ctl_peer_suspected(struct ctl_core *c, const struct ctl_event *e)
 
 /* ---- time ---- */
 
-static void watch_one(struct ctl_core *c, uint64_t id)
+/* Who never connected to this leader: a server is as good as its lease. A member has to hear of a new leader first, from a store
+ * that may just have come back; if it is dead its data connections close, and then it is suspected sooner. */
+enum { MEMBER_GRACE_US = 15 * 1000000 };
+
+static void watch_one(struct ctl_core *c, uint64_t id, uint64_t grace_us)
 {
     if (id == c->cfg.self.server.id || ctl_peer_is_up(c, id))
         return;
     struct ctl_peer *p = peer_get(c, id);
     if (p->suspect_us == UINT64_MAX)
-        p->suspect_us = c->now_us + c->cfg.lease_ms * 1000ull;
+        p->suspect_us = c->now_us + grace_us;
 }
 
 void ctl_peers_watch(struct ctl_core *c)
 {
     for (uint32_t i = 0; c->view && i < c->view->nservers; i++)
-        watch_one(c, c->view->server[i].id);
+        watch_one(c, c->view->server[i].id, c->cfg.lease_ms * 1000ull);
     for (uint32_t i = 0; c->view && i < c->view->nmembers; i++)
         if (c->view->member[i].live)
-            watch_one(c, c->view->member[i].id);
+            watch_one(c, c->view->member[i].id, MEMBER_GRACE_US);
 }
 
 static void expire(struct ctl_core *c, uint64_t id)

@@ -57,7 +57,7 @@ struct host {
     char *text;                    /* of host_run's caller, 512 bytes */
 };
 
-/* ---- host_start.c: before the loop runs; one line in err (HOST_TEXT) ---- */
+/* ---- host_start_uv.c: before the loop runs; one line in err (HOST_TEXT) ---- */
 int host_job_find(struct host *h, char *err);      /* reads or creates "job"; finds whose heir we are */
 int host_data_open(struct host *h, char *err);
 

@@ -5,7 +5,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { MSET_WORDS = 4, MSET_MAX = MSET_WORDS * 64 };
+#include "wire/view.h"
+
+enum { MSET_WORDS = MEMBERS_MAX / 64, MSET_MAX = MSET_WORDS * 64 };
 
 struct mset {
     uint64_t w[MSET_WORDS];

@@ -1,4 +1,4 @@
-/* shard_async.c - asynchronous and staleness-bounded steps at the primary (RULES.md "Async / SSP").
+/* shard_async.c - asynchronous and staleness-bounded steps at the primary (docs/PROTOCOL.md).
  *
  * Pushes are applied as they come, once each by sequence number. What is applied is acknowledged, and may be pulled, once
  * the required holders have an image that contains it: one image of a chunk is in flight at a time, a newer one follows when
@@ -135,6 +135,9 @@ static bool pull_open(const struct shard_core *c, const struct shard *s, const s
         return true;
     if (p->need > s->w || p->need > s->w_held)
         return false;
+    /* Every step up to a complete synchronous one is here, whoever has not spoken on this tenure yet. */
+    if (p->need <= s->complete + 1)
+        return true;
     for (uint32_t m = 0; m < c->nslots && !MUTANT(22); m++)
         if (c->slot[m].id && c->slot[m].live && !mset_has(&s->clock_known, m))
             return false;
@@ -273,40 +276,41 @@ void async_pull(struct shard_core *c, struct chunk *ch, uint32_t slot, const str
 
 /* ---- clocks ---- */
 
-static int64_t mode_begins(const struct shard_core *c, int64_t step)
+/* The first synchronous step that is not behind this shard and not beyond W; -1: none. */
+static int64_t entered(const struct shard_core *c, const struct shard *s)
 {
-    int64_t from = 0;
-    for (uint32_t i = 0; i < c->view->nmodes && c->view->mode[i].from <= step; i++)
-        from = c->view->mode[i].from;
-    return from;
+    for (uint32_t i = 0; i < c->view->nmodes; i++) {
+        const struct mode *m = &c->view->mode[i];
+        if (m->kind == MODE_SYNC && m->from > s->complete + 1 && m->from <= s->w)
+            return m->from;
+    }
+    return -1;
 }
 
 /* Entering synchronous step K: once everybody has ended K - 1 and all of it is held, K - 1 is complete. W may be beyond
  * K: when everybody left and the next member joins later. */
 static void transition_try(struct shard_core *c, struct shard *s)
 {
-    s->wants_transition = false;
-    if (s->w <= s->complete + 1 || shard_mode(c, s->w).kind != MODE_SYNC || s->marking || s->w > s->w_cap)
-        return;
-    int64_t sealed = mode_begins(c, s->w) - 1;
-    if (s->complete >= sealed)
-        return;
-    s->wants_transition = true;
-    if (s->async_pending || s->w_held < s->w)
+    int64_t step = s->w > s->complete + 1 && !s->marking && s->w <= s->w_cap ? entered(c, s) : -1;
+    s->wants_transition = step >= 0;
+    if (step < 0 || s->async_pending || s->w_held < s->w)
         return;
     s->wants_transition = false;
     s->ncset = 0;
     sync_facts_clear(c, s);
-    sync_complete(c, s, sealed);
+    sync_complete(c, s, step - 1);
     if (c->cfg.durable)
         persist_shard(c, s);
     /* Nothing waits for them to have it, since W says the same; but results of the next step must find it there. */
     holders_mark(c, s, s->complete, NULL, 0, 0, s->targets & s->required);
-    /* Nothing looks at the bound in synchronous steps: what was pulled under it is answered now. */
-    for (uint32_t i = 0; i < s->nchunks; i++)
-        if (s->pulls_parked && s->chunk[i]->npull)
-            pulls_serve(c, s->chunk[i]);
     sync_try_shard(c, s);
+}
+
+static void pulls_serve_all(struct shard_core *c, struct shard *s)
+{
+    for (uint32_t i = 0; s->pulls_parked && i < s->nchunks; i++)
+        if (s->chunk[i]->npull)
+            pulls_serve(c, s->chunk[i]);
 }
 
 static int64_t lowest_clock(const struct shard_core *c, const struct shard *s, bool *ret_known)
@@ -332,6 +336,9 @@ void async_recompute(struct shard_core *c, struct shard *s)
             w_hold(c, s);
             transition_try(c, s);
         }
+        /* Nothing else looks at the bound in synchronous steps: what was pulled under one is answered here. */
+        if (s->primary)
+            pulls_serve_all(c, s);
         return;
     }
     int64_t low = lowest_clock(c, s, &known);
@@ -342,9 +349,7 @@ void async_recompute(struct shard_core *c, struct shard *s)
         c->stats.progress_us = c->now_us;
     }
     w_hold(c, s);
-    for (uint32_t i = 0; i < s->nchunks; i++)
-        if (s->pulls_parked && s->chunk[i]->npull)
-            pulls_serve(c, s->chunk[i]);
+    pulls_serve_all(c, s);
     transition_try(c, s);
 }
 

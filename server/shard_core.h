@@ -1,4 +1,4 @@
-/* shard_core.h - the shards of one loop: rounds, results, versions (RULES.md), sans-IO.
+/* shard_core.h - the shards of one loop: rounds, results, versions (docs/PROTOCOL.md), sans-IO.
  *
  * One shard_core serves all shards n with n mod loops == loop that the view gives to this server. It never
  * fails, never blocks, never reads a clock: the host feeds events and carries out effects.

@@ -1,4 +1,4 @@
-/* shard_sync.c - synchronous steps at the primary (RULES.md "Primary", "ADOPT = resolve").
+/* shard_sync.c - synchronous steps at the primary (docs/PROTOCOL.md).
  *
  * The open step is o = complete + 1. A chunk's result of o is computed once every member of set(o) has contributed or
  * is done; it is released when the required holders have it; when everybody is done and everything is computed, the
@@ -594,17 +594,15 @@ void sync_serve_pulls(struct shard_core *c, struct shard *s)
 
 /* ---- resolve (at adoption) ---- */
 
-static bool in_set(const struct shard_core *c, uint64_t id, int64_t step)
-{
-    uint32_t m = slot_find(c, id);
-    return m != SLOT_NONE && c->slot[m].join <= step && step <= c->slot[m].last;
-}
-
+/* A member that is listed no more was in the step: views drop it when every shard has left its last step well behind.
+ * Here that was in asynchronous steps, and the disk does not say how many. */
 static bool reopen_needed(const struct shard_core *c, const struct shard *s)
 {
-    for (uint32_t i = 0; s->complete >= 0 && i < s->ncset; i++)
-        if (!in_set(c, s->cset[i], s->complete))
+    for (uint32_t i = 0; s->complete >= 0 && i < s->ncset; i++) {
+        const struct view_member *m = view_member_find(c->view, s->cset[i]);
+        if (m && (m->join > s->complete || s->complete > m->last))
             return true;
+    }
     return false;
 }
 

@@ -1,4 +1,4 @@
-/* shard_view.c - PREPARE and ADOPT at the shards of one loop (RULES.md "Every node", "REPORT", "resolve"). */
+/* shard_view.c - PREPARE and ADOPT at the shards of one loop (docs/PROTOCOL.md "View change"). */
 #include <stdio.h>
 #include <string.h>
 
@@ -15,7 +15,7 @@ static bool is_in(const uint64_t *ids, uint32_t n, uint64_t id)
     return false;
 }
 
-/* RULES: o when every one of (gone + departed) in set(o) is done, also when there is none; else complete. */
+/* o when every one of (gone + departed) in set(o) is done, also when there is none; else complete. */
 static int64_t report_complete(const struct shard_core *c, const struct shard *s, const struct prepare *p)
 {
     for (uint32_t m = 0; m < c->nslots; m++) {

@@ -6,11 +6,11 @@
 #
 # One line a finding: where, what, what to do instead. Then "ok CHECK" or "FAIL CHECK", or "skip CHECK: why".
 # "note" lines do not fail. Exit status 1 when a check failed. BUILD, SAN, MUTANTS as in the Makefile.
-# shellcheck disable=SC2317,SC2086,SC2048,SC2016,SC2046
+# shellcheck disable=SC2013,SC2317,SC2086,SC2048,SC2016,SC2046
 set -u
 cd "$(dirname "$0")/.." || exit 2
 
-checks="layers imports cores length words exports headers clang asserts"
+checks="layers imports cores length words exports headers clang asserts documents"
 [ "${LINT_DEEP:-0}" = 1 ] && checks="$checks tidy"
 BUILD=${BUILD:-build}
 SAN=${SAN:-}
@@ -107,6 +107,10 @@ check_words() {
         echo "finish it, or describe what is missing in the documents"
         bad=1
     fi
+    if xargs grep -nHwE '[R]ULES(\.md)?|[D]ESIGN(\.md)?' <"$scratch/texts"; then
+        echo "no such document here: docs/ARCHITECTURE.md, docs/PROTOCOL.md"
+        bad=1
+    fi
     if xargs grep -nHE "(^|[][\"'\`[:space:]=:(,<>|])/([h]ome|[w]ork|[r]oot|[m]nt)(/|[\"'\`[:space:]]|\$)" <"$scratch/texts"; then
         echo "no absolute paths of one machine: use a path in the tree, mktemp or an argument"
         bad=1
@@ -175,6 +179,33 @@ check_asserts() {
     for f in $(tree '*.py' '*.sh' | grep -E '^(tests|chaos)/.*(test_|check_)'); do
         grep -qE 'assert|exit 1|sys\.exit|fail' "$f" || { echo "$f: asserts nothing"; bad=1; }
     done
+    return $bad
+}
+
+# Documents name files and functions that exist; the program in README.md compiles.
+check_documents() {
+    local bad=0 doc name file function docs
+    docs=$(tree '*.md')
+    for doc in $docs; do
+        # `folder/file.c:function`
+        for name in $(grep -oE '`[a-z][a-z0-9_/.]*/[a-z0-9_]+\.[a-z0-9]+(:[a-z0-9_]+)?`' "$doc" | tr -d '`' | sort -u); do
+            file=${name%%:*}
+            function=${name#"$file"}
+            if [ ! -e "$file" ]; then
+                case $file in build*) continue ;; esac
+                echo "$doc: there is no $file; name the one that has it now"
+                bad=1
+            elif [ -n "$function" ] && ! grep -qE "(^|[ *])${function#:}\(" "$file"; then
+                echo "$doc: $file has no ${function#:}(); name the one that does it now"
+                bad=1
+            fi
+        done
+        for name in $(grep -oE '\]\([A-Za-z][^):#]*\)' "$doc" | sed 's/^](//; s/)$//' | sort -u); do
+            [ -e "$(dirname "$doc")/$name" ] || { echo "$doc: the link to $name is dead"; bad=1; }
+        done
+    done
+    sed -n '/^```c$/,/^```$/p' README.md | grep -v '^```' >"$scratch/readme.c"
+    gcc $flags -fsyntax-only "$scratch/readme.c" || { echo "README.md: its program does not compile"; bad=1; }
     return $bad
 }
 

@@ -48,7 +48,7 @@ struct join_doc {
 char *join_encode(const struct join_doc *j);
 int join_decode(const char *text, size_t size, struct join_doc *ret, char *err);
 
-/* ---- the view change (RULES.md) ---- */
+/* ---- the view change (docs/PROTOCOL.md) ---- */
 struct ballot {
     uint64_t term;
     uint64_t round;
@@ -82,8 +82,8 @@ struct shard_report {
     bool full;              /* JOINER: it has everything (SYNC_END) since it is listed under this primary */
     uint32_t nsynced;       /* PRIMARY: joiners that confirmed (SYNC_OK) */
     uint64_t synced[BACKUPS_MAX];
-    int64_t complete;       /* RULES: c (what L is the minimum of) */
-    int64_t join;           /* RULES: j (what J is the maximum of) */
+    int64_t complete;       /* c (what L is the minimum of) */
+    int64_t join;           /* j (what J is the maximum of) */
 };
 struct report {
     uint64_t from;

@@ -17,7 +17,6 @@ enum {
     DOC_SMALL_MAX = 1 << 16,  /* bytes of a document of fixed extent */
     DOC_LARGE_MAX = 16 << 20, /* of one with lists of nodes or shards */
     SERVERS_MAX = 4096,
-    MEMBERS_MAX = 65536,
     LOCAL_SIZE_MAX = 65535, /* so that the number of ranks fits 32 bits */
     BOUND_MAX = 1000000,
     PATH_MAX_BYTES = 96,

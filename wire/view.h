@@ -1,4 +1,4 @@
-/* view.h - the view: servers, members, and for each shard its primary (DESIGN section 6, RULES.md).
+/* view.h - the view: servers, members, and for each shard its primary (docs/PROTOCOL.md).
  *
  * A view is read-only once it is committed. Struct and JSON say the same; the JSON stands in the
  * coordination store under "view". Whoever made or decoded a view frees it with view_free. */
@@ -15,6 +15,7 @@ enum {
     LOOPS_MAX = 64,
     BACKUPS_MAX = 2,
     SHARDS_MAX = 4096,
+    MEMBERS_MAX = 256,        /* of one job at once, with those that left and are listed still */
     MODES_MAX = 16,
 };
 #define STEP_NONE INT64_MAX   /* a member's `last` while it lives */
@@ -63,7 +64,7 @@ struct view *view_copy(const struct view *v);
 void view_free(struct view *v);                                   /* NULL is fine */
 const struct view_server *view_server_find(const struct view *v, uint64_t id);   /* NULL: none */
 const struct view_member *view_member_find(const struct view *v, uint64_t id);
-/* Is this id a server, or a member that has not left? (RULES: "in my view") */
+/* Is this id a server, or a member that has not left? ("in my view") */
 bool view_lists(const struct view *v, uint64_t id);
 static inline bool view_member_in(const struct view_member *m, int64_t step)
 {

@@ -1,4 +1,4 @@
-/* client_core.h - one member's life: steps, pushes, pulls, re-sending, joining (RULES.md "Member"), sans-IO.
+/* client_core.h - one member's life: steps, pushes, pulls, re-sending, joining (docs/PROTOCOL.md), sans-IO.
  *
  * Created for one life (id); after FENCED the host makes a new one and moves the tensors over. Names nodes by id and
  * loop number; the host maps them to connections. User memory is named by pointers that stay valid until the operation's

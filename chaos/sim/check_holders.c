@@ -3,6 +3,7 @@
 #include "chaos/sim/sim.h"
 
 #include <string.h>
+#include "base/mem.h"
 
 struct proc *shard_server(const struct world *w, uint64_t id, uint32_t shard, struct sim_loop **ret_loop)
 {
@@ -60,10 +61,48 @@ static void claim_check(struct world *w, struct proc *p, uint32_t loop, const st
     }
 }
 
+static uint64_t buf_hash(uint64_t hash, const struct buf *b)
+{
+    return hash_mix(hash ^ (b ? hash_bytes(b->data, b->len) : 7));
+}
+
+static int tensor_index(const struct world *w, uint64_t id)
+{
+    for (uint32_t t = 0; t < w->cfg.ntensors; t++)
+        if (w->cfg.tensor[t].spec.id == id)
+            return (int)t;
+    return -1;
+}
+
+void check_version(struct world *w, const struct proc *p, uint32_t loop, const struct frame_header *h)
+{
+    struct shard_chunk_peek peek;
+    int t = tensor_index(w, h->tensor);
+    if (t < 0 || !shard_core_peek(p->server->loop[loop].core, h->tensor, h->chunk, &peek) || !peek.version)
+        return;
+    uint32_t c = w->cfg.tensor[t].first + h->chunk;
+    struct seen_version x = { peek.step, peek.version, buf_hash(buf_hash(1, peek.value), peek.result), p };
+    if (!w->seen[c])
+        w->seen[c] = mem_alloc(SIM_VERSIONS * sizeof *w->seen[c]);
+    for (uint32_t i = 0; i < SIM_VERSIONS; i++) {
+        const struct seen_version *o = &w->seen[c][i];
+        if (o->version != x.version || o->step != x.step)
+            continue;
+        if (o->hash != x.hash)
+            world_fail(w, "I1 %s/%u has other bytes than %s for tensor %d chunk %u step %ld version %lu.%lu", p->name, loop,
+                       o->at->name, t, h->chunk, (long)x.step, (unsigned long)(x.version >> 32),
+                       (unsigned long)(x.version & UINT32_MAX));
+        return;
+    }
+    w->seen[c][w->nseen[c]++ % SIM_VERSIONS] = x;
+}
+
 void check_released(struct world *w, struct proc *p, uint32_t loop, const struct shard_effect *e)
 {
     const struct frame_header *h = &e->header;
     struct claim x = { .e = e };
+    if (h->type == FRAME_IMAGE_ACK || h->type == FRAME_IMAGE || h->type == FRAME_RESULT || h->type == FRAME_VALUE)
+        check_version(w, p, loop, h);
     if (e->is_server || !p->server->loop[loop].view)
         return;
     if (h->type == FRAME_COMPLETE) {

@@ -18,7 +18,7 @@ static bool count_right(const struct world *w, uint32_t m, uint32_t tensor, int6
         return count == pushes_until(w, m, tensor, step);
     if (always_sync(w))
         return count == (h->until[step][m] ? pushes_until(w, m, tensor, h->until[step][m] - 1) : 0);
-    if (x->first_epoch && x->join > step)
+    if (x->live && x->join > step)
         return count == 0;
     return count >= x->acked[tensor];
 }

@@ -297,6 +297,14 @@ struct history {
     struct known_member member[SIM_MEMBERS_MAX];
 };
 
+/* One version of a chunk, wherever it was seen: it has the same bytes everywhere. */
+struct seen_version {
+    int64_t step;
+    uint64_t version, hash;        /* version 0: free */
+    const struct proc *at;
+};
+enum { SIM_VERSIONS = 128 };       /* the newest of each chunk */
+
 struct event;
 struct partition {
     uint64_t a, b;                 /* frames from a to b wait */
@@ -359,6 +367,8 @@ struct world {
     uint64_t calm_at, quiet_since;
     int64_t target;                /* applications stop when their step reaches it */
     struct history history;
+    struct seen_version *seen[SIM_CHUNKS_MAX];
+    uint32_t nseen[SIM_CHUNKS_MAX];
     struct sim_stats stats;
     bool failed;
     bool lost;                     /* nothing holds some shard any more, and that is what the faults did */
@@ -497,6 +507,8 @@ struct mode check_mode(const struct world *w, const struct proc *p, int64_t step
 /* ---- check_holders.c: replication ---- */
 struct proc *shard_server(const struct world *w, uint64_t id, uint32_t shard, struct sim_loop **ret_loop);   /* NULL: dead */
 /* A frame leaves a primary: every backup of its view holds what it says (I2). */
+/* The version of a chunk that p has now, against what others had under the same number. */
+void check_version(struct world *w, const struct proc *p, uint32_t loop, const struct frame_header *h);
 void check_released(struct world *w, struct proc *p, uint32_t loop, const struct shard_effect *e);
 void check_backups(struct world *w);             /* at the end: equal to their primaries, bit for bit */
 bool replicas_restored(const struct world *w);

@@ -466,6 +466,8 @@ void world_free(struct world *w)
         mem_free(m);
     }
     history_free(&w->history);
+    for (int c = 0; c < SIM_CHUNKS_MAX; c++)
+        mem_free(w->seen[c]);
     view_free(w->view);
     mem_free(w->heap);
     mem_free(w);

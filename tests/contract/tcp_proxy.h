@@ -2,10 +2,12 @@
 #ifndef TESTS_CONTRACT_TCP_PROXY_H
 #define TESTS_CONTRACT_TCP_PROXY_H
 
+#include <stdbool.h>
 #include <arpa/inet.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>

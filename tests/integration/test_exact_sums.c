@@ -192,12 +192,32 @@ static uint64_t seed(void)
     return v && *v ? strtoull(v, NULL, 10) : 1;
 }
 
+static void hurt_servers(struct rig *r, struct rng *g)
+{
+    unsigned i = (unsigned)rng_below(g, SERVERS);
+    rig_server_kill(r, i);
+    if (rng_chance(g, 250)) {
+        /* All of them. */
+        for (unsigned k = 0; k < SERVERS; k++)
+            if (k != i)
+                rig_server_kill(r, k);
+        rig_servers_start(r, SERVERS);
+        return;
+    }
+    if (rng_chance(g, 250)) {
+        /* Once more while it starts. */
+        rig_server_launch(r, i, NULL, NULL, NULL);
+        for (uint64_t n = rng_below(g, 40); n > 0; n--)
+            rig_look(r);
+        rig_server_kill(r, i);
+    }
+    rig_server_start(r, i);
+}
+
 static void hurt(struct rig *r, struct world *w, struct rng *g, unsigned *member_of, bool servers_too)
 {
     if (servers_too && rng_chance(g, 400)) {
-        unsigned i = (unsigned)rng_below(g, SERVERS);
-        rig_server_kill(r, i);
-        rig_server_start(r, i);
+        hurt_servers(r, g);
         return;
     }
     unsigned i = (unsigned)rng_below(g, MEMBERS);

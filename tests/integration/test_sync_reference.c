@@ -5,7 +5,7 @@
 #include "server/optim.h"
 #include "wire/dtype.h"
 
-enum { MEMBERS_MAX = 7, STEPS = 12, N = 1000, TENSORS = 5 };
+enum { WORKERS_MAX = 7, STEPS = 12, N = 1000, TENSORS = 5 };
 
 static const struct kind_of {
     const char *name, *optimizer;
@@ -22,11 +22,11 @@ static const struct kind_of {
 };
 
 struct seen {
-    _Atomic uint64_t id[MEMBERS_MAX];
-    int64_t first_step[MEMBERS_MAX];
-    int won[MEMBERS_MAX][TENSORS];
-    float start[MEMBERS_MAX][TENSORS][N];
-    float value[MEMBERS_MAX][STEPS][TENSORS][N];      /* 16-bit ones use half of it */
+    _Atomic uint64_t id[WORKERS_MAX];
+    int64_t first_step[WORKERS_MAX];
+    int won[WORKERS_MAX][TENSORS];
+    float start[WORKERS_MAX][TENSORS][N];
+    float value[WORKERS_MAX][STEPS][TENSORS][N];      /* 16-bit ones use half of it */
 };
 struct task {
     struct seen *seen;
@@ -181,7 +181,7 @@ static void start_from(struct rig *r, const struct seen *seen, unsigned n, unsig
 static void compare(struct rig *r, const struct seen *seen, unsigned n)
 {
     static struct model model[TENSORS];
-    unsigned order[MEMBERS_MAX];
+    unsigned order[WORKERS_MAX];
     memset(model, 0, sizeof model);
     order_by_id(seen, n, order);
     for (unsigned i = 0; i < TENSORS; i++)
@@ -205,7 +205,7 @@ static void train(void **state, unsigned n, unsigned servers, const char *durabi
     struct rig *r = *state;
     static char members[8], wanted[8];
     struct seen *seen = rig_shared(r, sizeof *seen);
-    struct task task[MEMBERS_MAX];
+    struct task task[WORKERS_MAX];
     snprintf(members, sizeof members, "%u", n);
     snprintf(wanted, sizeof wanted, "%u", servers);
     rig_server_options(r, "--members", members, "--servers", wanted, "--loops", "2", "--shards", "7", "--chunk-bytes",

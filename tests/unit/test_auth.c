@@ -156,7 +156,7 @@ static void test_other_job_and_chunk_size(void **state)
     pair_init(&p, "secret", "secret");
     snprintf(p.listener.self.job, sizeof p.listener.self.job, "letters");
     assert_int_equal(deliver(&p, &p.listener), KS_ENOENT);
-    assert_non_null(strstr(p.err, "\"digits\""));
+    assert_non_null(strstr(p.err, "'digits'"));
 
     pair_init(&p, "secret", "secret");
     p.listener.self.chunk_bytes = 8192;

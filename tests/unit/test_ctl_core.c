@@ -28,7 +28,8 @@ struct node {
     bool lose_answer;              /* the next transaction is done, its answer lost */
     bool lose_request;             /* the next transaction is not done, and the answer is lost */
     bool mute_loops, deaf;         /* deaf: frames to it are lost */
-    bool fenced, ended;
+    bool fenced, ended, drained;
+    bool syncs;                    /* as a primary it has heard that every joiner has everything */
     uint32_t adopted, prepared, suspects_sent, heir_told;
     uint64_t heir_of;
     int64_t complete;
@@ -143,6 +144,28 @@ static bool deliver_changes(struct world *w, struct node *n)
 
 /* ---- effects ---- */
 
+static bool has(const uint64_t *ids, uint32_t n, uint64_t id)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (ids[i] == id)
+            return true;
+    return false;
+}
+
+static enum holder_role role_of(const struct prepare *p, const struct view_shard *s, uint64_t id)
+{
+    if (s->primary == id)
+        return HOLDER_PRIMARY;
+    if (has(s->backup, s->nbackups, id))
+        return HOLDER_BACKUP;
+    if (has(s->joining, s->njoining, id))
+        return HOLDER_JOINER;
+    for (uint32_t i = 0; i < p->nheirs; i++)
+        if (p->heir[i] == id && (p->heir_of[i] == s->primary || has(s->backup, s->nbackups, p->heir_of[i])))
+            return HOLDER_HEIR;
+    return 0;
+}
+
 static void loops_report(struct world *w, struct node *n, const struct prepare *p)
 {
     for (uint32_t loop = 0; loop < LOOPS && !n->mute_loops; loop++) {
@@ -150,13 +173,14 @@ static void loops_report(struct world *w, struct node *n, const struct prepare *
         struct report r = {.from = n->id, .ballot = p->ballot, .base_epoch = p->base->epoch, .clock = -1};
         r.shard = shard;
         for (uint32_t h = loop; h < NSHARDS; h += LOOPS) {
-            uint64_t primary = p->base->shard[h].primary;
-            bool heir = false;
-            for (uint32_t i = 0; i < p->nheirs; i++)
-                heir |= p->heir[i] == n->id && p->heir_of[i] == primary;
-            if (heir || primary == n->id)
-                shard[r.nshards++] = (struct shard_report){.shard = h, .role = heir ? HOLDER_HEIR : HOLDER_PRIMARY,
-                                                           .complete = n->complete, .join = n->complete + 1};
+            const struct view_shard *s = &p->base->shard[h];
+            struct shard_report x = {.shard = h, .role = role_of(p, s, n->id), .complete = n->complete,
+                                     .join = n->complete + 1};
+            x.full = x.role == HOLDER_JOINER;
+            x.nsynced = x.role == HOLDER_PRIMARY && n->syncs ? s->njoining : 0;
+            memcpy(x.synced, s->joining, sizeof x.synced);
+            if (x.role)
+                shard[r.nshards++] = x;
         }
         struct message *m = post(w, n->id, CTL_LOOP_REPORT, 0);
         m->e.loop = loop;
@@ -196,7 +220,8 @@ static void frame(struct world *w, struct node *n, const struct ctl_effect *e)
     static const enum ctl_event_kind event[] = {
         [CTL_SEND_PREPARE] = CTL_PREPARE, [CTL_SEND_REPORT] = CTL_REPORT, [CTL_SEND_VIEW] = CTL_VIEW,
         [CTL_SEND_JOIN] = CTL_JOIN,       [CTL_SEND_LEAVE] = CTL_LEAVE,   [CTL_SEND_SUSPECT] = CTL_SUSPECT,
-        [CTL_SEND_MODE] = CTL_MODE,       [CTL_SEND_END] = CTL_END};
+        [CTL_SEND_MODE] = CTL_MODE,       [CTL_SEND_END] = CTL_END,     [CTL_SEND_DRAIN] = CTL_DRAIN,
+        [CTL_SEND_SYNCED] = CTL_SYNCED};
     if (e->to > 100)
         to_member(w, e);
     if (!node_of(w, e->to) || !w->connected[n->id][e->to] || node_of(w, e->to)->deaf)
@@ -204,6 +229,7 @@ static void frame(struct world *w, struct node *n, const struct ctl_effect *e)
     struct message *m = post(w, e->to, event[e->kind], n->id);
     m->e.is_server = true;
     m->e.id = e->id;
+    m->e.shard = e->shard;
     m->e.step = e->step;
     m->e.mode = e->mode;
     memcpy(m->text, e->text, sizeof m->text);
@@ -217,6 +243,18 @@ static void frame(struct world *w, struct node *n, const struct ctl_effect *e)
         m->view = view_copy(e->view);
     if (e->kind == CTL_SEND_JOIN)
         m->join = mem_dup(e->join, sizeof *e->join);
+}
+
+/* The loops of a primary hear from its joiners. */
+static void joiners_synced(struct world *w, struct node *n, const struct view *v)
+{
+    for (uint32_t h = 0; h < v->nshards && n->syncs; h++)
+        for (uint32_t i = 0; v->shard[h].primary == n->id && i < v->shard[h].njoining; i++) {
+            struct message *m = post(w, n->id, CTL_LOOP_SYNCED, 0);
+            m->e.loop = h % LOOPS;
+            m->e.shard = h;
+            m->e.id = v->shard[h].joining[i];
+        }
 }
 
 static void effect(struct world *w, struct node *n, const struct ctl_effect *e)
@@ -235,6 +273,7 @@ static void effect(struct world *w, struct node *n, const struct ctl_effect *e)
         break;
     case CTL_LOOPS_ADOPT:
         n->adopted++;
+        joiners_synced(w, n, e->view);
         break;
     case CTL_CONNECT:
         assert_true(e->to < n->id);
@@ -250,6 +289,9 @@ static void effect(struct world *w, struct node *n, const struct ctl_effect *e)
     case CTL_FENCED:
         n->fenced = true;
         memcpy(n->text, e->text, sizeof n->text);
+        break;
+    case CTL_DRAINED:
+        n->drained = true;
         break;
     case CTL_ENDED:
         n->ended = true;
@@ -886,6 +928,192 @@ static void unreadable_view_is_left_alone(void **state)
     world_close(w);
 }
 
+/* ---- replication ---- */
+
+static struct world *replicated(uint32_t n, uint32_t replicas)
+{
+    struct world *w = world_open();
+    for (uint32_t id = 1; id <= n; id++) {
+        struct ctl_config c = config(id, n);
+        c.job.replicas = replicas;
+        boot(w, &c)->syncs = true;
+    }
+    pass(w, 100);
+    assert_true(ctl_core_leads(node_of(w, 1)->core));
+    return w;
+}
+
+static bool lists_shards(const struct view *v, uint64_t id)
+{
+    for (uint32_t h = 0; h < v->nshards; h++)
+        if (v->shard[h].primary == id || has(v->shard[h].backup, v->shard[h].nbackups, id))
+            return true;
+    return false;
+}
+
+static void assert_backups(const struct view *v, uint32_t n)
+{
+    for (uint32_t h = 0; h < v->nshards; h++)
+        assert_true(v->shard[h].nbackups == n && v->shard[h].njoining == 0);
+}
+
+static void drain(struct world *w, uint64_t to, uint64_t from, uint64_t id)
+{
+    post(w, to, CTL_DRAIN, from)->e.id = id;
+    settle(w);
+}
+
+static void lost_backup_is_replaced(void **state)
+{
+    (void)state;
+    struct world *w = replicated(3, 1);
+    assert_backups(view_of(w, 1), 1);
+    crash(w, 3);
+    lease_over(w, 3);
+    pass(w, 1000);
+    assert_int_equal(view_of(w, 1)->nservers, 2);
+    assert_backups(view_of(w, 2), 1);
+    world_close(w);
+}
+
+/* The primary is not the leader: it says so, and again when the leader is another. */
+static void joiners_are_told_of_until_they_are_backups(void **state)
+{
+    (void)state;
+    struct world *w = replicated(2, 1);
+    node_of(w, 1)->syncs = node_of(w, 2)->syncs = false;
+    struct ctl_config c = config(3, 1);
+    boot(w, &c);
+    pass(w, 100);
+    drain(w, 1, 0, 1);                 /* 1 gives its shards to 2, where 3 joins them */
+    pass(w, 100);
+    uint32_t joining = 0;
+    for (uint32_t h = 0; h < NSHARDS; h++)
+        joining += view_of(w, 2)->shard[h].primary == 2 && view_of(w, 2)->shard[h].njoining;
+    assert_true(joining > 0);
+    node_of(w, 1)->deaf = true;        /* what 2 says is lost with the leader */
+    node_of(w, 2)->syncs = true;
+    joiners_synced(w, node_of(w, 2), view_of(w, 2));
+    pass(w, 100);
+    crash(w, 1);
+    lease_over(w, 1);
+    pass(w, 2000);
+    assert_null(view_server_find(view_of(w, 2), 1));
+    assert_backups(view_of(w, 2), 1);
+    world_close(w);
+}
+
+/* A joiner that the loops do not call synced is not spoken of for ever. */
+static void denied_joiner_makes_no_views(void **state)
+{
+    (void)state;
+    struct world *w = replicated(2, 1);
+    crash(w, 2);
+    lease_over(w, 2);
+    pass(w, 1000);
+    node_of(w, 1)->syncs = false;
+    struct ctl_config c = config(3, 1);
+    boot(w, &c);
+    pass(w, 100);
+    uint64_t epoch = view_of(w, 1)->epoch;
+    assert_int_equal(view_of(w, 1)->shard[0].njoining, 1);
+    struct message *m = post(w, 1, CTL_LOOP_SYNCED, 0);
+    m->e.id = 3;
+    pass(w, 2000);
+    assert_int_equal(view_of(w, 1)->epoch, epoch + 1);
+    /* Nonsense makes none. */
+    m = post(w, 1, CTL_LOOP_SYNCED, 0);
+    m->e.id = 77;
+    m = post(w, 1, CTL_LOOP_SYNCED, 0);
+    m->e.id = 3;
+    m->e.shard = 4711;
+    m = post(w, 1, CTL_SYNCED, 3);     /* it is not the primary */
+    m->e.id = 3;
+    m = post(w, 1, CTL_SYNCED, 1);
+    m->e.shard = 4711;
+    pass(w, 2000);
+    assert_int_equal(view_of(w, 1)->epoch, epoch + 1);
+    world_close(w);
+}
+
+static void drained_server_leaves(void **state)
+{
+    (void)state;
+    for (uint64_t id = 1; id <= 3; id++)           /* 1 leads */
+        for (uint32_t replicas = 0; replicas < 2; replicas++) {
+            struct world *w = replicated(3, replicas);
+            drain(w, id, 0, 0);
+            pass(w, 1000);
+            uint64_t other = id == 3 ? 2 : 3;
+            assert_true(node_of(w, id)->drained);
+            assert_false(node_of(w, id)->fenced);
+            assert_null(view_server_find(view_of(w, other), id));
+            assert_backups(view_of(w, other), replicas);
+            assert_true(ctl_core_leader(node_of(w, other)->core) != id);
+            assert_true(ctl_core_leader(node_of(w, other)->core) != 0);
+            world_close(w);
+        }
+}
+
+/* Whoever hears of it first; from an operator, who has no id, or from a server. Not from members. */
+static void drain_reaches_the_leader_and_the_server(void **state)
+{
+    (void)state;
+    struct world *w = replicated(4, 1);
+    member_up(w, 2, 101);
+    member_joins(w, 2, 101);
+    pass(w, 100);
+    drain(w, 2, 101, 3);
+    pass(w, 500);
+    assert_true(lists_shards(view_of(w, 1), 3));
+    drain(w, 2, 0, 4);
+    pass(w, 1000);
+    assert_true(node_of(w, 4)->drained);
+    drain(w, 1, 0, 3);
+    pass(w, 1000);
+    assert_true(node_of(w, 3)->drained);
+    assert_int_equal(view_of(w, 1)->nservers, 2);
+    world_close(w);
+}
+
+static void drain_outlives_the_leader(void **state)
+{
+    (void)state;
+    struct world *w = replicated(4, 1);
+    node_of(w, 1)->mute_loops = true;  /* the leader gets nowhere */
+    drain(w, 1, 0, 4);
+    pass(w, 200);
+    assert_false(node_of(w, 4)->drained);
+    crash(w, 1);
+    lease_over(w, 1);
+    pass(w, 3000);
+    assert_true(node_of(w, 4)->drained);
+    assert_int_equal(view_of(w, 2)->nservers, 2);
+    assert_backups(view_of(w, 2), 1);
+    world_close(w);
+}
+
+static void drained_before_it_was_listed(void **state)
+{
+    (void)state;
+    struct world *w = world_open();
+    boot_plain(w, 1, 2);
+    drain(w, 1, 0, 0);
+    assert_true(node_of(w, 1)->drained);
+    world_close(w);
+}
+
+static void last_server_stays(void **state)
+{
+    (void)state;
+    struct world *w = replicated(1, 1);
+    drain(w, 1, 0, 1);
+    pass(w, 2000);
+    assert_false(node_of(w, 1)->drained);
+    assert_true(ctl_core_leads(node_of(w, 1)->core));
+    world_close(w);
+}
+
 int main(void)
 {
     log_level_set(LOG_OFF);
@@ -910,6 +1138,14 @@ int main(void)
         cmocka_unit_test(waiting_is_over_and_all_end),
         cmocka_unit_test(same_id_twice_is_refused),
         cmocka_unit_test(unreadable_view_is_left_alone),
+        cmocka_unit_test(lost_backup_is_replaced),
+        cmocka_unit_test(joiners_are_told_of_until_they_are_backups),
+        cmocka_unit_test(denied_joiner_makes_no_views),
+        cmocka_unit_test(drained_server_leaves),
+        cmocka_unit_test(drain_reaches_the_leader_and_the_server),
+        cmocka_unit_test(drain_outlives_the_leader),
+        cmocka_unit_test(drained_before_it_was_listed),
+        cmocka_unit_test(last_server_stays),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

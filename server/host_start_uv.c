@@ -1,4 +1,4 @@
-/* host_start.c - before a server serves: the job's settings, its data directory, whose heir it is. */
+/* host_start_uv.c - before a server serves: the job's settings, its data directory, whose heir it is. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
