@@ -73,6 +73,7 @@ const char *cmd_nearest(const char *word, const char *const *words, size_t n);
 int cmd_server(int argc, char **argv);
 int cmd_launch(int argc, char **argv);
 int cmd_status(int argc, char **argv);
+int cmd_drain(int argc, char **argv);
 int cmd_stop(int argc, char **argv);
 
 #endif

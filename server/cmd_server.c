@@ -31,6 +31,8 @@ static const struct cmd_option options[] = {
     {"--name", NULL, "KEEPSTEP_NAME", "NAME", "of this server, over its lives (as in the data directory, or host:pid)"},
     {"--loops", NULL, "KEEPSTEP_LOOPS", "N", "event loops (as in the data directory, or one a core)"},
     {"--memory", NULL, "KEEPSTEP_MEMORY", "BYTES", "limit of its buffers, with K, M or G (none)"},
+    {"--notice", NULL, "KEEPSTEP_NOTICE", "SECONDS",
+     "after SIGTERM: time to give its shards to other servers before it ends (25)"},
     {"--ready-file", NULL, NULL, "FILE", "written with the control address when it serves"},
     {"--servers", NULL, "KEEPSTEP_SERVERS", "N", "new job: servers to wait for before it starts (1)"},
     {"--members", NULL, "KEEPSTEP_MEMBERS", "N", "new job: members to wait for before its first step (1)"},
@@ -131,10 +133,10 @@ static bool read_address(const struct cmd_args *a, struct host_config *c)
 
 static bool read_config(const struct cmd_args *a, struct host_config *c, char *token, char *name)
 {
-    uint64_t loops = 0, memory = 0;
+    uint64_t loops = 0, memory = 0, notice = 25;
     if (!read_job(a, &c->job) || !cmd_coord(a, &c->coord) || !cmd_token(a, token) || !read_address(a, c) ||
         !cmd_number(a, "--loops", 1, LOOPS_MAX, &loops) || !cmd_size(a, "--memory", &memory) ||
-        !cmd_text(a, "--name", name, NAME_MAX_BYTES))
+        !cmd_number(a, "--notice", 0, 86400, &notice) || !cmd_text(a, "--name", name, NAME_MAX_BYTES))
         return false;
     c->token = token;
     c->name = name[0] ? name : NULL;
@@ -142,6 +144,7 @@ static bool read_config(const struct cmd_args *a, struct host_config *c, char *t
     c->ready_file = cmd_value(a, "--ready-file");
     c->loops = (uint32_t)loops;
     c->memory_max = memory;
+    c->notice_s = (uint32_t)notice;
     set_bits(a, c);
     return true;
 }

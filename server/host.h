@@ -18,6 +18,7 @@ struct host_config {
     uint32_t loops;                /* 0: as in the data directory, else one per core */
     size_t memory_max;             /* bytes of buffers a process; 0: no limit */
     uint32_t start_timeout_ms;     /* to reach the store at the start; 0: 10000 */
+    uint32_t notice_s;             /* after SIGTERM: time to give the shards away; 0: none */
     const char *ready_file;        /* written with the control address when serving; NULL: none */
 };
 enum host_job_field { JOB_SHARDS = 1, JOB_CHUNK = 2, JOB_SERVERS = 4, JOB_MEMBERS = 8, JOB_DETERMINISTIC = 16,
@@ -27,7 +28,8 @@ enum host_end {
     HOST_FENCED,           /* run again: a new life */
     HOST_FAILED,           /* text says why */
 };
-/* text: 512 bytes. Handles SIGTERM and SIGINT while it runs. */
+/* text: 512 bytes. Handles SIGTERM and SIGINT while it runs. SIGTERM is a notice: while members train, what this server holds
+ * moves to others first, for notice_s at most. SIGINT, or a second SIGTERM, ends it at once. */
 enum host_end host_run(const struct host_config *c, char *text);
 
 #endif

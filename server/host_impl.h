@@ -35,7 +35,7 @@ struct host {
     char name[NAME_MAX_BYTES];
     uv_loop_t uv;
     uv_async_t coord_wake;
-    uv_timer_t timer;
+    uv_timer_t timer, notice;
     uv_signal_t term, interrupt;
     struct mailbox mailbox;
     struct net *net;
@@ -52,7 +52,7 @@ struct host {
     struct asking *asking;
     uint64_t asked;
     uint64_t started_us;
-    bool ending;
+    bool ending, draining;
     enum host_end end;
     char *text;                    /* of host_run's caller, 512 bytes */
 };

@@ -102,6 +102,12 @@ static void send_effect(struct host *h, const struct ctl_effect *e)
     case CTL_SEND_SUSPECT:
         host_ctl_send(h, e->to, (struct frame_header){.type = FRAME_SUSPECT, .tensor = e->id}, mem_strdup(e->text));
         break;
+    case CTL_SEND_DRAIN:
+        host_ctl_send(h, e->to, (struct frame_header){.type = FRAME_DRAIN, .tensor = e->id}, NULL);
+        break;
+    case CTL_SEND_SYNCED:
+        host_ctl_send(h, e->to, (struct frame_header){.type = FRAME_SYNCED, .tensor = e->id, .chunk = e->shard}, NULL);
+        break;
     case CTL_SEND_MODE:
         host_ctl_send(h, e->to, (struct frame_header){.type = FRAME_MODE}, mode_encode(&e->mode));
         break;
@@ -145,6 +151,9 @@ static void carry_out(struct host *h, const struct ctl_effect *e)
         break;
     case CTL_DRAINED:
         host_finish(h, HOST_STOPPED, e->text);
+        break;
+    case CTL_DRAINED:
+        host_finish(h, HOST_STOPPED, "drained: other servers hold what this one held");
         break;
     case CTL_ENDED:
         host_finish(h, operator_stop(e->text) ? HOST_STOPPED : HOST_FAILED, e->text);
@@ -217,6 +226,12 @@ static void on_mail(void *arg, struct mail *m)
         e.shard = (uint32_t)m->seq;
         host_step(h, &e);
         break;
+    case MAIL_SYNCED:
+        e.kind = CTL_LOOP_SYNCED;
+        e.id = m->id;
+        e.shard = (uint32_t)m->seq;
+        host_step(h, &e);
+        break;
     case MAIL_WANT_VIEW:
         e.kind = CTL_WANT_VIEW;
         host_step(h, &e);
@@ -236,9 +251,33 @@ static void on_mail(void *arg, struct mail *m)
     }
 }
 
+static void on_notice_over(uv_timer_t *t)
+{
+    host_finish(t->data, HOST_STOPPED, "SIGTERM; the notice was too short to give everything away");
+}
+
+/* Somebody to give it to, and somebody who needs it. */
+static bool worth_draining(const struct host *h)
+{
+    const struct view *v = h->ctl ? ctl_core_view(h->ctl) : NULL;
+    bool members = false;
+    for (uint32_t i = 0; v && i < v->nmembers; i++)
+        members |= v->member[i].live;
+    return members && v->nservers > 1 && view_server_find(v, h->id) && h->cfg->notice_s;
+}
+
 static void on_signal(uv_signal_t *s, int number)
 {
-    host_finish(s->data, HOST_STOPPED, number == SIGTERM ? "SIGTERM" : "SIGINT");
+    struct host *h = s->data;
+    if (number != SIGTERM || h->draining || !worth_draining(h)) {
+        host_finish(h, HOST_STOPPED, number == SIGTERM ? "SIGTERM" : "SIGINT");
+        return;
+    }
+    h->draining = true;
+    log_warn("draining", "notice_s=%u", h->cfg->notice_s);
+    uv_timer_start(&h->notice, on_notice_over, h->cfg->notice_s * 1000ull, 0);
+    struct ctl_event e = {.kind = CTL_DRAIN, .now_us = clock_now_us()};
+    host_step(h, &e);
 }
 
 /* ---- life ---- */
@@ -248,9 +287,10 @@ static void handles_init(struct host *h)
     uv_loop_init(&h->uv);
     uv_async_init(&h->uv, &h->coord_wake, on_coord);
     uv_timer_init(&h->uv, &h->timer);
+    uv_timer_init(&h->uv, &h->notice);
     uv_signal_init(&h->uv, &h->term);
     uv_signal_init(&h->uv, &h->interrupt);
-    h->coord_wake.data = h->timer.data = h->term.data = h->interrupt.data = h;
+    h->coord_wake.data = h->notice.data = h->timer.data = h->term.data = h->interrupt.data = h;
     mailbox_init(&h->mailbox, &h->uv, on_mail, h);
     map_init(&h->peers);
 }
@@ -301,6 +341,7 @@ static void handles_close(struct host *h)
 {
     uv_close((uv_handle_t *)&h->coord_wake, NULL);
     uv_close((uv_handle_t *)&h->timer, NULL);
+    uv_close((uv_handle_t *)&h->notice, NULL);
     uv_close((uv_handle_t *)&h->term, NULL);
     uv_close((uv_handle_t *)&h->interrupt, NULL);
     mailbox_close(&h->mailbox);

@@ -11,6 +11,7 @@ static const struct {
     {"server", "hold shards of a job", cmd_server},
     {"launch", "run servers and workers on this host", cmd_launch},
     {"status", "show servers, members, and who waits for whom", cmd_status},
+    {"drain", "move everything away from a server", cmd_drain},
     {"stop", "end a job", cmd_stop},
 };
 enum { COMMANDS = sizeof command / sizeof command[0] };

@@ -39,5 +39,7 @@ void operator_status(struct operator *o, const char *const *addr, uint32_t n, ui
                      struct operator_answer *ret);
 /* FRAME_STOP to one; 0 when it is written to the socket. */
 int operator_stop(struct operator *o, const char *addr, const char *reason, uint32_t timeout_ms, char *err);
+/* FRAME_DRAIN of server `id` to one; likewise. */
+int operator_drain(struct operator *o, const char *addr, uint64_t id, uint32_t timeout_ms, char *err);
 
 #endif

@@ -24,7 +24,8 @@ struct operator {
     struct net_conn **conn;
     bool *said;                        /* an answer, or why there is none, is known */
     uint32_t n, missing;
-    const char *stop_reason;           /* NULL: status is asked */
+    const char *stop_reason;           /* what the leader is told; both unset: status is asked */
+    uint64_t drain;
 };
 
 /* ---- the loop ---- */
@@ -180,7 +181,8 @@ static void on_opened(void *arg, struct net_conn *c)
 {
     struct operator *o = arg;
     const char *text = o->stop_reason;
-    struct frame_header f = {.type = text ? FRAME_STOP : FRAME_STATUS, .version = 1, .len = text ? strlen(text) : 0};
+    struct frame_header f = {.type = text ? FRAME_STOP : o->drain ? FRAME_DRAIN : FRAME_STATUS, .version = 1,
+                             .tensor = o->drain, .len = text ? strlen(text) : 0};
     (void)net_send(c, &f, text, NULL, NULL);
 }
 
@@ -262,21 +264,36 @@ void operator_status(struct operator *o, const char *const *addr, uint32_t n, ui
     questions_end(o, text);
 }
 
-int operator_stop(struct operator *o, const char *addr, const char *reason, uint32_t timeout_ms, char *err)
+/* Tells one server something that has no answer: done when it is written to the socket. */
+static int tell(struct operator *o, const char *addr, uint32_t timeout_ms, char *err)
 {
     uint64_t until = clock_now_us() + (uint64_t)timeout_ms * 1000;
     struct operator_answer a;
-    o->stop_reason = reason;
     questions_start(o, &addr, 1, &a);
     while (o->missing && !(o->conn[0] && net_is_open(o->conn[0]) && net_queued(o->conn[0]) == 0) && turn(o, until))
         continue;
     if (o->conn[0] && net_is_open(o->conn[0]))
         settle(o, 0, 0, "");
     questions_end(o, "no answer");
-    o->stop_reason = NULL;
     if (a.status)
         snprintf(err, ERR_TEXT, "%.80s: %.160s", addr, a.text);
     return a.status;
+}
+
+int operator_stop(struct operator *o, const char *addr, const char *reason, uint32_t timeout_ms, char *err)
+{
+    o->stop_reason = reason;
+    int r = tell(o, addr, timeout_ms, err);
+    o->stop_reason = NULL;
+    return r;
+}
+
+int operator_drain(struct operator *o, const char *addr, uint64_t id, uint32_t timeout_ms, char *err)
+{
+    o->drain = id;
+    int r = tell(o, addr, timeout_ms, err);
+    o->drain = 0;
+    return r;
 }
 
 /* ---- life ---- */

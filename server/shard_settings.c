@@ -64,7 +64,7 @@ static int64_t oldest_open(const struct shard_core *c)
     int64_t step = INT64_MAX;
     for (uint32_t i = 0; i < c->cfg.nshards; i++) {
         const struct shard *s = &c->shard[i];
-        if (!s->primary)
+        if (!s->primary && !s->backup && !s->joining)
             continue;
         int64_t at = s->complete > s->w ? s->complete : s->w;
         step = at < step ? at : step;

@@ -263,6 +263,24 @@ static void settings_void(struct shard_core *c)
     }
 }
 
+/* A loop without a part in the view that is more than joining gets its settings with the marks of its primaries: what it
+ * has, from its disk, may be void since a view that it never saw. This comes before marks are sent under the new view. */
+static void settings_follow(struct shard_core *c)
+{
+    bool part = false;
+    for (uint32_t i = c->cfg.loop; i < c->cfg.nshards; i += c->cfg.nloops) {
+        const struct view_shard *vs = &c->view->shard[i];
+        part |= c->shard[i].primary || c->shard[i].backup || vs->primary == c->cfg.self ||
+                is_in(vs->backup, vs->nbackups, c->cfg.self);
+    }
+    if (!part && c->nsetting) {
+        c->nsetting = 0;
+        c->setting_generation++;
+        c->settings_dirty = true;
+    }
+    settings_void(c);
+}
+
 /* Results of the open step that this life has, from its backup or its disk: safe again before anything counts on them. */
 static void results_make_safe(struct shard_core *c, struct shard *s)
 {
@@ -430,13 +448,13 @@ void shard_on_adopt(struct shard_core *c, const struct view *v)
     c->view = view_copy(v);
     view_free(old);
     slots_update(c, c->view);
+    settings_follow(c);
     for (uint32_t i = 0; i < c->cfg.nshards; i++) {
         c->shard[i].cap = c->shard[i].w_cap = STEP_NONE;
         c->shard[i].fenced = false;
         if (shard_is_mine(c, i))
             adopt_shard(c, &c->shard[i], &c->view->shard[i]);
     }
-    settings_void(c);
     slots_drop(c);
     cut_set(c, NULL, 0);
     for (uint32_t i = 0; i < c->cfg.nshards; i++)
