@@ -79,18 +79,27 @@ bool view_nodes_usable(const struct view_core *v, const struct registered *r)
     return !r->down && !view_nodes_suspects(v, id) && !view_core_removed(v, id);
 }
 
+/* A later life has opened its directory, so it has lost the lock and is dead, though its registration lives on. */
+static bool outlived(const struct view_core *v, const struct registered *r)
+{
+    uint64_t id = r->doc.server.id, of = r->doc.heir_of;
+    for (uint32_t i = 0; i < v->nservers; i++) {
+        const struct server_doc *d = &v->server[i].doc;
+        if (d->heir_of == id || (of && d->heir_of == of && d->server.id > id))
+            return true;
+    }
+    return false;
+}
+
 bool view_nodes_starter(const struct view_core *v, const struct registered *r)
 {
-    for (uint32_t i = 0; i < v->nservers; i++)
-        if (v->server[i].doc.heir_of == r->doc.server.id)
-            return false;
-    return view_nodes_usable(v, r) && !view_nodes_draining(v, r->doc.server.id);
+    return !outlived(v, r) && view_nodes_usable(v, r) && !view_nodes_draining(v, r->doc.server.id);
 }
 
 bool view_nodes_newcomer(const struct view_core *v, const struct registered *r)
 {
     uint64_t id = r->doc.server.id, of = r->doc.heir_of;
-    if (!view_nodes_usable(v, r) || view_nodes_draining(v, id) || view_server_find(v->base, id))
+    if (!view_nodes_usable(v, r) || outlived(v, r) || view_nodes_draining(v, id) || view_server_find(v->base, id))
         return false;
     return !of || !view_server_find(v->base, of) || (view_change_gone(v, of) && view_nodes_heir(v, of) == id);
 }

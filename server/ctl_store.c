@@ -89,7 +89,9 @@ static void ask_register(struct ctl_core *c)
     struct server_doc doc = c->cfg.self;
     char key[COORD_KEY_MAX];
     doc.heir_of = heir_of(c);
-    if (doc.heir_of != c->cfg.self.heir_of || (c->registered_heir_of && doc.heir_of != c->registered_heir_of))
+    /* Once it is listed its loops hold what they hold; that a former life is listed, too, only proves that one dead. */
+    bool news = doc.heir_of != c->cfg.self.heir_of || (c->registered_heir_of && doc.heir_of != c->registered_heir_of);
+    if (news && !c->listed)
         ctl_emit(c, &(struct ctl_effect){.kind = CTL_HEIR_OF, .id = doc.heir_of});
     c->registered_heir_of = doc.heir_of;
     c->registered_lease = 0;

@@ -260,15 +260,6 @@ static bool plain_frame(struct host *h, struct net_conn *c, const struct frame_h
         e->id = fh->tensor;
         e->shard = fh->chunk;
         break;
-    case FRAME_DRAIN:
-        e->kind = CTL_DRAIN;
-        e->id = fh->tensor;
-        break;
-    case FRAME_SYNCED:
-        e->kind = CTL_SYNCED;
-        e->id = fh->tensor;
-        e->shard = fh->chunk;
-        break;
     case FRAME_STOP:
         snprintf(reason, sizeof reason, "stopped by its operator%s%.100s", text[0] ? ": " : "", text);
         e->kind = CTL_END;

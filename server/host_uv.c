@@ -108,15 +108,6 @@ static void send_effect(struct host *h, const struct ctl_effect *e)
     case CTL_SEND_SYNCED:
         host_ctl_send(h, e->to, (struct frame_header){.type = FRAME_SYNCED, .tensor = e->id, .chunk = e->shard}, NULL);
         break;
-    case CTL_SEND_MODE:
-        host_ctl_send(h, e->to, (struct frame_header){.type = FRAME_MODE}, mode_encode(&e->mode));
-        break;
-    case CTL_SEND_DRAIN:
-        host_ctl_send(h, e->to, (struct frame_header){.type = FRAME_DRAIN, .tensor = e->id}, NULL);
-        break;
-    case CTL_SEND_SYNCED:
-        host_ctl_send(h, e->to, (struct frame_header){.type = FRAME_SYNCED, .tensor = e->id, .chunk = e->shard}, NULL);
-        break;
     default:
         host_ctl_send(h, e->to, (struct frame_header){.type = FRAME_STOP}, mem_strdup(e->text));
     }
@@ -148,9 +139,6 @@ static void carry_out(struct host *h, const struct ctl_effect *e)
     case CTL_FENCED:
         log_warn("fenced", "cause=\"%s\"", e->text);
         host_finish(h, HOST_FENCED, e->text);
-        break;
-    case CTL_DRAINED:
-        host_finish(h, HOST_STOPPED, e->text);
         break;
     case CTL_DRAINED:
         host_finish(h, HOST_STOPPED, "drained: other servers hold what this one held");
@@ -218,12 +206,6 @@ static void on_mail(void *arg, struct mail *m)
         e.kind = CTL_LOOP_PEER_DOWN;
         e.from = m->id;
         e.text = m->text;
-        host_step(h, &e);
-        break;
-    case MAIL_SYNCED:
-        e.kind = CTL_LOOP_SYNCED;
-        e.id = m->id;
-        e.shard = (uint32_t)m->seq;
         host_step(h, &e);
         break;
     case MAIL_SYNCED:

@@ -213,13 +213,6 @@ static void carry_out(struct loop *l)
         case SHARD_SYNCED:
             tell_synced(l, e);
             break;
-        case SHARD_SYNCED: {
-            struct mail *m = mail_new(l, MAIL_SYNCED);
-            m->id = e->to;
-            m->seq = e->seq;
-            mailbox_post(l->cfg.control, m);
-            break;
-        }
         case SHARD_CLOSE:
             if (e->is_server) {
                 server_reconnect(l, e->to);

@@ -17,7 +17,6 @@ enum mail_kind {
     MAIL_STOP,          /* control -> loop: close everything and end the thread */
     MAIL_REPORT,        /* loop -> control: ballot, report */
     MAIL_PEER_DOWN,     /* loop -> control: member id; text */
-    MAIL_SYNCED,        /* loop -> control: joiner id of shard seq has everything */
     MAIL_WANT_VIEW,     /* loop -> control */
     MAIL_SYNCED,        /* loop -> control: joiner id has everything of shard seq */
     MAIL_FATAL,         /* loop -> control: status, text */

@@ -114,6 +114,8 @@ void async_check(struct shard_core *c, struct chunk *ch)
             s->async_pending--;
         pulls_serve(c, ch);
     }
+    if (s->primary && s->pulls_parked && !ch->flying)
+        sync_serve_pulls(c, s);
     if (s->wants_transition && !s->async_pending)
         async_recompute(c, s);
 }

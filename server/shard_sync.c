@@ -556,6 +556,12 @@ static void value_send(struct shard_core *c, struct chunk *ch, uint64_t member, 
     buf_unref(out);
 }
 
+/* A first value that is not held yet is nobody's: another member's might take its place. */
+static bool pull_ready(const struct chunk *ch, const struct pull_wait *p)
+{
+    return ch->s->announced && ch->s->complete >= p->step - 1 && (!ch->flying || MUTANT(55));
+}
+
 void sync_pull(struct shard_core *c, struct chunk *ch, uint32_t slot, const struct frame_header *h)
 {
     struct pull_wait p = {.member = c->slot[slot].id, .step = h->step, .seq = h->seq, .need = INT64_MIN, .sync = true};
@@ -564,7 +570,7 @@ void sync_pull(struct shard_core *c, struct chunk *ch, uint32_t slot, const stru
         shard_refuse(c, p.member, h, KS_ESTALE);
         return;
     }
-    if (ch->s->announced && ch->s->complete >= h->step - 1) {
+    if (pull_ready(ch, &p)) {
         value_send(c, ch, p.member, &p);
         return;
     }
@@ -582,7 +588,7 @@ void sync_serve_pulls(struct shard_core *c, struct shard *s)
         uint32_t n = 0;
         for (uint32_t k = 0; k < ch->npull; k++) {
             struct pull_wait *p = &ch->pull[k];
-            if (p->sync && s->announced && s->complete >= p->step - 1)
+            if (p->sync && pull_ready(ch, p))
                 value_send(c, ch, p->member, p);
             else
                 ch->pull[n++] = *p;
