@@ -152,7 +152,8 @@ static void wishes_trim(struct view_core *v)
     v->nleaving = n;
     n = 0;
     for (uint32_t i = 0; i < v->ndrains; i++)
-        if (!view_core_removed(v, v->drain[i]))
+        if (!view_core_removed(v, v->drain[i]) &&
+            (view_server_find(v->base, v->drain[i]) || view_nodes_find(v, v->drain[i])))
             v->drain[n++] = v->drain[i];
     v->ndrains = n;
 }

@@ -125,6 +125,8 @@ bool ctl_view_concerns(const struct ctl_core *c, uint64_t id);
 void ctl_tell_drain(struct ctl_core *c, const struct ctl_event *e);
 void ctl_tell_loop_synced(struct ctl_core *c, const struct ctl_event *e);
 void ctl_tell_synced(struct ctl_core *c, const struct ctl_event *e);
+/* To a server that is drained at another's wish, and may not have heard it: so that it tells the next leader. */
+void ctl_tell_drained(struct ctl_core *c, uint64_t id);
 /* All of it, to a leader that may not have heard it. */
 void ctl_tell_leader(struct ctl_core *c);
 /* Forgets joiners that the view made backups, or lists no more; the others are told of again. */

@@ -78,10 +78,12 @@ void ctl_peer_up(struct ctl_core *c, const struct ctl_event *e)
     p->suspect_us = UINT64_MAX;
     if (ctl_view_concerns(c, e->from))
         ctl_emit(c, &(struct ctl_effect){.kind = CTL_SEND_VIEW, .to = e->from, .view = c->view});
-    if (c->leads)
+    if (c->leads) {
         tell_alive(c, e->from);
-    else if (e->from == c->leader)
+        ctl_tell_drained(c, e->from);
+    } else if (e->from == c->leader) {
         ctl_tell_leader(c);
+    }
 }
 
 static void suspect_from(struct ctl_core *c, struct ctl_peer *p)

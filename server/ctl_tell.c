@@ -52,6 +52,12 @@ static void drain_self(struct ctl_core *c)
         ctl_stop(c, CTL_DRAINED, "no view lists this server, it holds nothing");
 }
 
+void ctl_tell_drained(struct ctl_core *c, uint64_t id)
+{
+    if (view_core_draining(c->controller, id))
+        ctl_emit(c, &(struct ctl_effect){.kind = CTL_SEND_DRAIN, .to = id, .id = id});
+}
+
 /* A server that is to go must know it: the leader that was told may not be there for long. */
 void ctl_tell_drain(struct ctl_core *c, const struct ctl_event *e)
 {
@@ -67,7 +73,7 @@ void ctl_tell_drain(struct ctl_core *c, const struct ctl_event *e)
     else
         ctl_pass_on(c, e, (struct ctl_effect){.kind = CTL_SEND_DRAIN, .id = id});
     if (c->leads && e->from != id)
-        ctl_emit(c, &(struct ctl_effect){.kind = CTL_SEND_DRAIN, .to = id, .id = id});
+        ctl_tell_drained(c, id);
 }
 
 /* ---- joiners ---- */
