@@ -408,14 +408,29 @@ static void on_frame(struct shard_core *c, const struct shard_event *e)
         frame_handle(c, slot, e);
 }
 
-/* Frames that waited for this view, in their order. What is still too new is parked again. */
+/* Was this peer's connection closed by an effect from number `first` on? */
+static bool closed_since(const struct shard_core *c, uint32_t first, uint64_t peer)
+{
+    for (uint32_t i = first; i < c->out->n; i++)
+        if (c->out->effect[i].kind == SHARD_CLOSE && c->out->effect[i].to == peer)
+            return true;
+    return false;
+}
+
+/* Frames that waited for this view, in their order. What is still too new is parked again. What came behind a frame that
+ * closed its connection must not count: the peer sends all of it again. */
 static void unpark(struct shard_core *c)
 {
+    uint32_t first = c->out->n;
     struct parked *list = c->parked;
     uint32_t n = c->nparked;
     c->parked = NULL;
     c->nparked = c->cparked = 0;
     for (uint32_t i = 0; i < n; i++) {
+        if (closed_since(c, first, list[i].from)) {
+            parked_done(&list[i]);
+            continue;
+        }
         struct shard_event e = {.kind = list[i].declare ? SHARD_DECLARE : SHARD_FRAME, .now_us = c->now_us,
                                 .from = list[i].from, .loop = list[i].loop, .is_server = list[i].is_server,
                                 .header = list[i].header, .payload = list[i].payload,
