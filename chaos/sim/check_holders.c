@@ -35,7 +35,9 @@ static bool held(const struct world *w, const struct sim_loop *l, const struct c
         return shard_core_applied(l->core, h->tensor, h->chunk, x->e->to) >= h->seq;
     if (!shard_core_peek(l->core, h->tensor, h->chunk, &peek))
         return h->version == 0;
-    return peek.version >= h->version;
+    /* What is promoted in asynchronous steps gets a new number, also the result of a synchronous step that is complete. */
+    bool sealed = h->type == FRAME_RESULT && shard_core_complete(l->core, x->shard) >= h->step;
+    return peek.version >= h->version || sealed;
 }
 
 static void claim_check(struct world *w, struct proc *p, uint32_t loop, const struct claim *x)

@@ -146,7 +146,7 @@ static void drain(struct world *w, struct rng *r)
     uint32_t others = 0;
     for (uint32_t i = 0; i < w->nmachines; i++)
         others += w->machine[i].proc && w->machine[i].proc != p && !w->machine[i].draining;
-    if (!p || !others || p->server->machine->draining)
+    if (!p || !others || p->server->machine->draining || !w->view)
         return;
     w->stats.drains++;
     p->server->machine->draining = true;
