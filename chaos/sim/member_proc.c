@@ -113,6 +113,23 @@ void member_event(struct world *w, struct proc *p, struct client_event *e)
 
 /* ---- views and connections ---- */
 
+static bool serves(const struct view *v, uint64_t server)
+{
+    for (uint32_t i = 0; i < v->nshards; i++)
+        if (v->shard[i].primary == server)
+            return true;
+    return false;
+}
+
+static void link_give_up(struct world *w, struct proc *p, struct link *l)
+{
+    bool up = l->connector_up;
+    link_close(w, l, p);
+    struct client_event e = { .kind = CLIENT_PEER_DOWN, .from = l->listener->id, .loop = l->loop };
+    if (up)
+        member_event(w, p, &e);
+}
+
 static void connections_follow(struct world *w, struct proc *p)
 {
     const struct view *v = client_core_view(p->member->core);
@@ -120,11 +137,13 @@ static void connections_follow(struct world *w, struct proc *p)
         return;
     for (uint32_t i = p->nlinks; i-- > 0;) {
         struct link *l = p->links[i];
-        if (!l->control && l->wanted && !view_server_find(v, l->listener->id))
-            link_close(w, l, p);
+        if (!l->control && l->wanted && !serves(v, l->listener->id))
+            link_give_up(w, p, l);
     }
-    for (uint32_t i = 0; i < v->nservers; i++) {
+    for (uint32_t i = 0; p->alive && !w->failed && i < v->nservers; i++) {
         struct proc *s = world_proc(w, v->server[i].id);
+        if (!serves(v, v->server[i].id))
+            continue;
         for (uint32_t k = 0; s->alive && k < v->server[i].nloops; k++)
             link_want(w, p, s, false, k);
     }
