@@ -158,6 +158,14 @@ void persist_delete(struct shard_core *c, struct chunk *ch, uint32_t disk_slot)
 
 /* ---- shards and settings ---- */
 
+/* The W that a record may say: every push below it is, or is on its way there before it. */
+static int64_t record_w(const struct shard *s)
+{
+    if (MUTANT(56))
+        return s->w;
+    return s->w_item && s->w_writing > s->w_held ? s->w_writing : s->w_held;
+}
+
 struct buf *shard_record(struct shard_core *c, const struct shard *s, int64_t complete, const uint64_t *ids, uint32_t n)
 {
     struct buf *b = record_get(c, SHARD_HEAD + 8 * n);
@@ -168,7 +176,7 @@ struct buf *shard_record(struct shard_core *c, const struct shard *s, int64_t co
     put(&p, n, 4);
     put(&p, (uint64_t)complete, 8);
     put(&p, VERSION_OF(c->view->epoch, (uint32_t)complete), 8);
-    put(&p, (uint64_t)s->w, 8);
+    put(&p, (uint64_t)record_w(s), 8);
     put(&p, s->since, 8);
     for (uint32_t i = 0; i < n; i++)
         put(&p, ids[i], 8);

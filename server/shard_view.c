@@ -341,6 +341,7 @@ static void demote(struct shard_core *c, struct shard *s)
 {
     s->primary = s->announced = s->marking = false;
     s->w_item = 0;
+    s->w = s->w_held;      /* what others hold: images of the next primary may take the place of what is newer here */
     s->async_pending = s->unreleased = 0;
     for (uint32_t i = 0; i < s->nchunks; i++) {
         struct chunk *ch = s->chunk[i];
