@@ -137,17 +137,12 @@ void view_change_report(struct view_core *v, const struct report *r)
 
 const struct view_server *view_change_missing(const struct view_core *v)
 {
-    const struct view_server *missing = NULL;
     for (uint32_t i = 0; i < v->base->nservers; i++) {
         const struct view_server *s = &v->base->server[i];
-        const struct away *a = view_nodes_away(v, s->id);
-        if (!a || !a->suspect || view_holders_standing(v, s->id, false) != STANDING_ALONE)
-            continue;
-        if (!a->named)
-            return s;          /* it can come back by itself; of one that was named only an heir can */
-        missing = missing ? missing : s;
+        if (view_nodes_suspects(v, s->id) && view_holders_standing(v, s->id, false) == STANDING_ALONE)
+            return s;
     }
-    return missing;
+    return NULL;
 }
 
 static void sort_ids(uint64_t *ids, uint32_t n)
@@ -325,7 +320,7 @@ bool view_change_overdue(struct view_core *v, uint64_t id)
 {
     const struct away *a = view_nodes_away(v, id);
     uint64_t wait_us = v->cfg.wait_for_server_ms * 1000ull;
-    if (!a || !wait_us || v->now_us < a->since_us + wait_us)
+    if (!a || !wait_us || v->now_us < a->since_us + wait_us || v->now_us < v->grace_us)
         return false;
     char name[128];
     view_text_server(v->base, id, name, sizeof name);
@@ -400,7 +395,7 @@ void view_change_run(struct view_core *v)
     uint32_t n = awaited(v, ids);
     if (!n)
         commit(v);
-    else if (v->now_us >= v->due_us)
+    else if (v->now_us >= v->due_us && v->now_us >= v->grace_us)
         silence(v, ids, n);
     mem_free(ids);
 }

@@ -456,10 +456,12 @@ void view_core_step(struct view_core *v, const struct view_event *e, struct view
     if (handler[e->kind])
         handler[e->kind](v, e);
     advance(v);
+    if (v->now_us < v->due_us && e->now_us > v->due_us && e->now_us - v->due_us > LATE_US)
+        v->grace_us = e->now_us + LATE_US;
     v->out = NULL;
 }
 
 uint64_t view_core_deadline(const struct view_core *v)
 {
-    return v->due_us;
+    return v->due_us < v->grace_us ? v->grace_us : v->due_us;
 }

@@ -7,7 +7,8 @@
 
 #include "coord/view_core.h"
 
-enum { VIEW_REMOVED_MAX = 4096, ENDED_TEXT = sizeof ((struct view *)0)->ended };
+/* LATE_US: a deadline that this process passes by so much finds it had stood still: what others said may wait unread. */
+enum { LATE_US = 50000, VIEW_REMOVED_MAX = 4096, ENDED_TEXT = sizeof ((struct view *)0)->ended };
 
 enum view_phase {
     PHASE_OFF,        /* not leading */
@@ -30,7 +31,7 @@ struct registered {
 struct away {
     uint64_t id, since_us;
     bool suspect;           /* goes with the next PREPARE; else only silent, and nobody else holds its shards */
-    bool named;             /* a PREPARE that was sent calls it gone: it cannot come back */
+    bool named;             /* a PREPARE that was sent calls it gone: others have cut it off */
 };
 struct leaving {
     uint64_t id;
@@ -56,6 +57,7 @@ struct view_core {
     struct view_config cfg;
     enum view_phase phase;
     uint64_t now_us, due_us;      /* due: of the phase; UINT64_MAX: none */
+    uint64_t grace_us;            /* nobody counts as silent before */
     uint64_t term, round;
     bool force;                   /* newly elected: one change in any case */
     struct view *base, *next;
@@ -96,7 +98,8 @@ void view_core_retire_prepare(struct view_core *v);
 void view_nodes_register(struct view_core *v, const struct server_doc *doc);
 struct registered *view_nodes_find(const struct view_core *v, uint64_t id);   /* NULL: not registered */
 bool view_nodes_usable(const struct view_core *v, const struct registered *r);
-/* A node shows that it lives: no longer away, unless a PREPARE called it gone; others have cut it off then. */
+/* A node shows that it lives: no longer away. Of those that a PREPARE called gone only where nobody else can go on: the
+ * next PREPARE does not name it, and who cut it off lets it connect again. */
 void view_nodes_return(struct view_core *v, uint64_t id);
 void view_nodes_remove(struct view_core *v, uint64_t id);   /* never to be listed again */
 struct away *view_nodes_away(const struct view_core *v, uint64_t id);  /* NULL: it is there */

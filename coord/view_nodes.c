@@ -52,7 +52,7 @@ void view_nodes_away_add(struct view_core *v, uint64_t id, bool suspect)
 void view_nodes_return(struct view_core *v, uint64_t id)
 {
     struct away *a = view_nodes_away(v, id);
-    if (!a || a->named)
+    if (!a || (a->named && v->phase != PHASE_WAIT))
         return;
     *a = v->away[--v->naway];
     view_holders_forget(v);

@@ -279,6 +279,7 @@ void ctl_core_step(struct ctl_core *c, const struct ctl_event *e, struct ctl_out
     if (c->fenced)
         return;
     c->out = out;
+    c->before_us = c->now_us;
     c->now_us = e->now_us;
     dispatch(c, e);
     if (!c->fenced && !c->ended) {

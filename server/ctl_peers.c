@@ -166,6 +166,10 @@ void ctl_peers_expire(struct ctl_core *c)
         struct ctl_peer *p = &c->peer[i];
         if (c->now_us < p->suspect_us)
             continue;
+        if (c->before_us < p->suspect_us && c->now_us - p->suspect_us > CTL_LATE_US) {
+            p->suspect_us = c->now_us + CTL_LATE_US;
+            continue;
+        }
         p->suspect_us = UINT64_MAX;
         any = true;
         expire(c, p->id);
