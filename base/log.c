@@ -16,26 +16,37 @@ static const char *const level_names[] = {"debug", "info", "warn", "error", "off
 static const char *who_now;
 static log_sink *sink_now;
 static void *sink_arg;
+static log_tap *tap_now;
+static void *tap_arg;
+static enum log_level shown = LOG_WARN;   /* log_level_now is lower while there is a tap */
 
 void log_init(const char *who)
 {
     const char *wanted = getenv("KEEPSTEP_LOG");
     who_now = who;
-    log_level_now = LOG_WARN;
+    log_level_set(LOG_WARN);
     for (int i = LOG_DEBUG; wanted && i <= LOG_OFF; i++) {
         if (strcmp(wanted, level_names[i]) == 0)
-            log_level_now = (enum log_level)i;
+            log_level_set((enum log_level)i);
     }
 }
 
 void log_level_set(enum log_level level)
 {
-    log_level_now = level;
+    shown = level;
+    log_level_now = tap_now && level > LOG_INFO ? LOG_INFO : level;
 }
 
 enum log_level log_level_get(void)
 {
-    return log_level_now;
+    return shown;
+}
+
+void log_tap_set(log_tap *tap, void *arg)
+{
+    tap_now = tap;
+    tap_arg = arg;
+    log_level_set(shown);
 }
 
 void log_sink_set(log_sink *sink, void *arg)
@@ -91,7 +102,7 @@ static void line_write(const char *line, size_t size)
 void log_emit(enum log_level level, const char *event, const char *format, ...)
 {
     char line[LINE_MAX_BYTES + 1];
-    size_t used = 0;
+    size_t used = 0, fields;
     int saved = errno;
     va_list args;
 
@@ -104,10 +115,17 @@ void log_emit(enum log_level level, const char *event, const char *format, ...)
         line_add(line, &used, " who=%s", who_now);
     if (format[0])
         line_add(line, &used, " ");
+    fields = used;
     va_start(args, format);
     line_vadd(line, &used, format, args);
     va_end(args);
     line_flatten(line, used);
+    if (tap_now && level >= LOG_INFO)
+        tap_now(event, line + fields, tap_arg);
+    if (level < shown) {
+        errno = saved;
+        return;
+    }
     if (sink_now) {
         sink_now(level, line, sink_arg);
     } else {

@@ -18,6 +18,10 @@ enum log_level log_level_get(void);
  * with the event: no time, level or `who`, so that it is the same on replay. No newline at its end. */
 typedef void log_sink(enum log_level level, const char *line, void *arg);
 void log_sink_set(log_sink *sink, void *arg);
+/* Also gets every line of level info or above, whatever level stderr shows: its event and its fields. NULL: nobody. Set it
+ * before threads start; it is called by the thread that logs. */
+typedef void log_tap(const char *event, const char *fields, void *arg);
+void log_tap_set(log_tap *tap, void *arg);
 void log_emit(enum log_level level, const char *event, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 

@@ -251,9 +251,7 @@ void view_change_attempt(struct view_core *v)
     view_place_moves(v, p);
     v->phase = PHASE_PREPARE;
     v->due_us = v->now_us + v->cfg.report_ms * 1000ull;
-    log_info("view_prepare", "epoch=%llu term=%llu round=%llu gone=%u joins=%u heirs=%u moves=%u",
-             (unsigned long long)v->base->epoch, (unsigned long long)v->term, (unsigned long long)v->round, p->ngone,
-             p->njoins, p->nheirs, p->nmoves);
+    view_log_prepare(v);
     prepare_send_all(v);
 }
 
@@ -375,6 +373,7 @@ static void commit(struct view_core *v)
 {
     struct view *next = view_next_commit(v);
     if (next) {
+        view_log_reports(v);
         view_core_propose(v, next);
         return;
     }

@@ -23,6 +23,7 @@ struct view_core *view_core_create(const struct view_config *c)
     if (!v->cfg.job.nshards)
         v->cfg.job.nshards = 1;
     v->due_us = UINT64_MAX;
+    v->last_step = -1;
     return v;
 }
 
@@ -126,6 +127,7 @@ static void forget_change(struct view_core *v)
 static void go_off(struct view_core *v)
 {
     forget_change(v);
+    v->began_us = v->prepared_us = v->reported_us = 0;
     v->phase = PHASE_OFF;
     v->force = v->mode_wanted = false;
     v->naway = v->njoins = v->nleaving = v->ndrains = v->nsyncing = 0;
@@ -162,6 +164,7 @@ static void change_finish(struct view_core *v)
 {
     struct view *next = v->next;
     v->next = NULL;
+    view_log_commit(v, next);
     if (v->prepare && v->prepare->mode_change)
         v->mode_wanted = false;
     v->force = false;
@@ -224,7 +227,7 @@ static void on_suspect(struct view_core *v, const struct view_event *e)
         }
     if (v->phase == PHASE_OFF || !v->base || !view_lists(v->base, e->id) || view_nodes_suspects(v, e->id))
         return;
-    log_warn("node_suspect", "id=%llu cause=\"%s\"", (unsigned long long)e->id, e->text ? e->text : "");
+    view_log_suspect(v, e->id, e->text);
     view_nodes_away_add(v, e->id, true);
     view_holders_forget(v);
 }
@@ -396,6 +399,7 @@ static void collect(struct view_core *v)
         v->due_us = UINT64_MAX;
     } else if (v->phase == PHASE_IDLE) {
         v->phase = PHASE_COLLECT;
+        v->began_us = v->began_us ? v->began_us : v->now_us;
         v->due_us = v->now_us + v->cfg.batch_ms * 1000ull;
     } else if (v->now_us >= v->due_us) {
         view_change_attempt(v);

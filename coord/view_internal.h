@@ -1,7 +1,7 @@
 /* view_internal.h - what the files of the controller share: view_core.c (events, phases), view_nodes.c
  * (who is there), view_holders.c (who else holds a shard), view_change.c (PREPARE, reports, silence), view_next.c (the
  * views that are proposed), view_rules.c (what becomes of each shard), view_place.c (where holders go), view_text.c
- * (description). */
+ * (description), view_log.c (the log of a change). */
 #ifndef COORD_VIEW_INTERNAL_H
 #define COORD_VIEW_INTERNAL_H
 
@@ -79,6 +79,8 @@ struct view_core {
     bool plan_known, plan_wants;  /* does the plan for the base view ask for a change? */
     bool mode_wanted;
     struct mode mode;
+    uint64_t began_us, prepared_us, reported_us;   /* of the running change, for the log; 0: not yet */
+    int64_t last_step;            /* L of the newest proposal, for the log; -1: none */
     char end[ENDED_TEXT];         /* not empty: the job is to end, and why */
     uint64_t removed[VIEW_REMOVED_MAX];   /* ring of ids that a view listed and a later one did not */
     uint64_t nremoved;
@@ -183,6 +185,12 @@ void view_place_first(struct view_core *v, struct view *next);    /* shards of t
 bool view_place_shards(const struct view_core *v, struct view *next);
 void view_place_moves(const struct view_core *v, struct prepare *p);
 bool view_place_wanted(struct view_core *v);
+
+/* ---- view_log.c ---- */
+void view_log_suspect(struct view_core *v, uint64_t id, const char *cause);
+void view_log_prepare(struct view_core *v);
+void view_log_reports(struct view_core *v);
+void view_log_commit(struct view_core *v, const struct view *next);    /* before it takes the place of the base */
 
 /* ---- view_text.c ---- */
 /* "server NAME (shards 0, 2, ...)" */

@@ -259,7 +259,7 @@ struct view *view_next_commit(struct view_core *v)
         view_free(next);
         return NULL;
     }
-    int64_t last = last_step(v, next);
+    int64_t last = v->last_step = last_step(v, next);
     next_members(v, last, next);
     next_modes(v, last, next);
     return next;

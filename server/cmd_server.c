@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "server/cmd.h"
+#include "server/event_log.h"
 #include "server/host.h"
 #include "wire/frame.h"
 
@@ -33,6 +34,8 @@ static const struct cmd_option options[] = {
     {"--memory", NULL, "KEEPSTEP_MEMORY", "BYTES", "limit of its buffers, with K, M or G (none)"},
     {"--notice", NULL, "KEEPSTEP_NOTICE", "SECONDS",
      "after SIGTERM: time to give its shards to other servers before it ends (25)"},
+    {"--event-log", NULL, "KEEPSTEP_EVENT_LOG", "FILE",
+     "append what happens to servers and views, a JSON object a line (none)"},
     {"--ready-file", NULL, NULL, "FILE", "written with the control address when it serves"},
     {"--servers", NULL, "KEEPSTEP_SERVERS", "N", "new job: servers to wait for before it starts (1)"},
     {"--members", NULL, "KEEPSTEP_MEMBERS", "N", "new job: members to wait for before its first step (1)"},
@@ -198,6 +201,10 @@ int cmd_server(int argc, char **argv)
         return CMD_USAGE;
     snprintf(who, sizeof who, "server%s%s", name[0] ? ":" : "", name);
     log_init(who);
+    const char *events = cmd_value(&a, "--event-log");
+    char err[256];
+    if (events && event_log_open(events, err, sizeof err))
+        return cmd_fail(&cmd, "%s", err);
     signal(SIGPIPE, SIG_IGN);
     return live(&c);
 }

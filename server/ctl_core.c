@@ -91,7 +91,7 @@ void ctl_stop(struct ctl_core *c, enum ctl_effect_kind kind, const char *text)
     snprintf(e.text, sizeof e.text, "%s", text);
     c->fenced |= kind == CTL_FENCED || kind == CTL_DRAINED;
     c->ended |= kind == CTL_ENDED;
-    log_info(kind == CTL_FENCED ? "fenced" : kind == CTL_DRAINED ? "drained" : "job_ended", "cause=\"%s\"", e.text);
+    LOG_AT(kind == CTL_FENCED ? LOG_WARN : LOG_INFO, kind == CTL_FENCED ? "fenced" : kind == CTL_DRAINED ? "drained" : "job_ended", "cause=\"%s\"", e.text);
     ctl_emit(c, &e);
 }
 

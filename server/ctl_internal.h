@@ -23,6 +23,7 @@ struct ctl_server {
 /* The PREPARE that the loops work on. */
 struct ctl_prepare {
     bool running;
+    uint64_t since_us;
     uint64_t controller, loops; /* loops: bit per loop that has answered */
     struct report report;
     uint32_t cap;

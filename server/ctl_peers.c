@@ -102,7 +102,7 @@ void ctl_peer_down(struct ctl_core *c, const struct ctl_event *e)
     /* A joiner that no view lists yet can die too. */
     if (c->leads || matters(c, e->from))
         suspect_from(c, p);
-    log_debug("peer_down", "id=%llu cause=\"%s\"", (unsigned long long)e->from, e->text ? e->text : "");
+    log_info("peer_down", "id=%llu cause=\"%s\"", (unsigned long long)e->from, e->text ? e->text : "");
     peers_trim(c);
 }
 

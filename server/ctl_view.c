@@ -112,6 +112,7 @@ static void ask_loops(struct ctl_core *c, const struct prepare *p)
         held = uncut;
     }
     c->prepare.running = true;
+    c->prepare.since_us = c->now_us;
     c->prepare.controller = p->controller;
     c->prepare.loops = 0;
     struct report *r = &c->prepare.report;
@@ -140,6 +141,8 @@ static void send_report(struct ctl_core *c)
 {
     const struct report *r = &c->prepare.report;
     c->prepare.running = false;
+    log_info("reported", "epoch=%llu round=%llu shards=%u ms=%.1f", (unsigned long long)r->base_epoch,
+             (unsigned long long)r->ballot.round, r->nshards, (double)(c->now_us - c->prepare.since_us) / 1000);
     if (c->prepare.controller == c->cfg.self.server.id) {
         if (c->leads)
             ctl_controller_step(c, &(struct view_event){.kind = VIEW_REPORT, .report = r});

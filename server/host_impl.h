@@ -52,6 +52,9 @@ struct host {
     struct asking *asking;
     uint64_t asked;
     uint64_t started_us;
+    struct view *under;            /* the newest adopted view */
+    uint64_t view_us;              /* since when */
+    uint64_t failovers;            /* views that gave shards of a dead server to another, since this one serves */
     bool ending, draining;
     enum host_end end;
     char *text;                    /* of host_run's caller, 512 bytes */
@@ -75,6 +78,8 @@ void host_peers_free(struct host *h);
 
 /* ---- host_status.c ---- */
 void host_status_ask(struct host *h, struct net_conn *c, uint64_t request);
+/* The process runs under another view now. */
+void host_status_view(struct host *h, const struct view *v);
 void host_status_loop(struct host *h, struct mail *m);      /* takes m->stats */
 void host_status_forget(struct host *h, struct net_conn *c);
 

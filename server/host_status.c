@@ -51,6 +51,28 @@ static cJSON *servers_json(const struct view *v)
     return list;
 }
 
+void host_status_view(struct host *h, const struct view *v)
+{
+    struct view *before = h->under;
+    bool failover = false;
+    for (uint32_t i = 0; before && i < v->nshards; i++) {
+        uint64_t from = before->shard[i].primary;
+        failover |= from != v->shard[i].primary && !view_server_find(v, from);
+    }
+    h->failovers += failover;
+    h->view_us = clock_now_us();
+    h->under = view_copy(v);
+    view_free(before);
+}
+
+static uint32_t catching_up(const struct view *v)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < v->nshards; i++)
+        n += v->shard[i].njoining > 0;
+    return n;
+}
+
 static void view_json(cJSON *root, const struct view *v)
 {
     char mode[64];
@@ -135,6 +157,9 @@ static char *status_json(struct host *h, const struct asking *a)
     cJSON_AddNumberToObject(root, "waiting_s", waiting ? (double)(now - since) / 1e6 : 0);
     if (v)
         view_json(root, v);
+    cJSON_AddNumberToObject(root, "failovers", (double)h->failovers);
+    cJSON_AddNumberToObject(root, "view_age_s", h->view_us ? (double)(now - h->view_us) / 1e6 : 0);
+    cJSON_AddNumberToObject(root, "catching_up", v ? catching_up(v) : 0);
     cJSON *loops = cJSON_AddArrayToObject(root, "loops");
     for (uint32_t i = 0; i < h->nloops; i++)
         if (a->loop[i])

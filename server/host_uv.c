@@ -8,6 +8,7 @@
 #include "base/keepstep_err.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "server/event_log.h"
 #include "server/host_impl.h"
 
 static void tick(uv_timer_t *t);
@@ -135,9 +136,9 @@ static void carry_out(struct host *h, const struct ctl_effect *e)
         host_peer_disconnect(h, e->to, e->text);
         break;
     case CTL_ADOPTED:
+        host_status_view(h, e->view);
         break;
     case CTL_FENCED:
-        log_warn("fenced", "cause=\"%s\"", e->text);
         host_finish(h, HOST_FENCED, e->text);
         break;
     case CTL_DRAINED:
@@ -342,6 +343,7 @@ static void destroy(struct host *h)
     if (h->net)
         net_free(h->net);
     host_status_forget(h, NULL);
+    view_free(h->under);
     ctl_core_free(h->ctl);
     ctl_outbox_done(&h->out);
     host_peers_free(h);
@@ -370,7 +372,10 @@ enum host_end host_run(const struct host_config *c, char *text)
     uv_signal_start(&h->term, on_signal, SIGTERM);
     uv_signal_start(&h->interrupt, on_signal, SIGINT);
     text[0] = 0;
+    event_log_name(c->name ? c->name : "");
+    log_info("starting", "id=%llu pid=%d", (unsigned long long)h->id, (int)getpid());
     int r = start(h, text);
+    event_log_name(h->name);
     if (!r && !h->ending) {
         core_start(h);
         log_info("serving", "name=%s control=%s loops=%u heir_of=%llu", h->name, h->self.ctl, h->nloops,
@@ -383,6 +388,7 @@ enum host_end host_run(const struct host_config *c, char *text)
         loops_stop(h);
     }
     enum host_end end = h->end;
+    log_info("stopped", "id=%llu cause=\"%s\"", (unsigned long long)h->id, text);
     destroy(h);
     mem_free(h);
     return end;

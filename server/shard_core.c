@@ -550,6 +550,7 @@ void shard_core_step(struct shard_core *c, const struct shard_event *e, struct s
     }
     if (c->view)
         sync_flush_completed(c);
+    shard_log_after(c);
     c->out = NULL;
 }
 

@@ -244,6 +244,7 @@ static void catch_up(struct shard_core *c, struct shard *s, struct holder *h, ui
             continue;
         whole_send(c, ch, h, bit);
         h->flying += image_size(ch);
+        c->log.catch_bytes += image_size(ch);
     }
     if (h->cursor < s->nchunks || h->flying > 0)
         return;
@@ -286,6 +287,9 @@ static void on_have(struct shard_core *c, struct shard *s, struct holder *h, uin
     h->flying = 0;
     masks_update(c, s);
     catch_up(c, s, h, bit);
+    shard_log_catch_up(c, h->id);
+    /* The mark of `complete` that ends catching up would take it back from a pending one that it has acknowledged. */
+    forget_marks(s, bit);
 }
 
 /* ---- answers of holders ---- */
@@ -339,6 +343,7 @@ static void on_sync_ok(struct shard_core *c, const struct shard *s, struct holde
 }
 
 void holders_frame(struct shard_core *c, const struct shard_event *e)
+    shard_log_synced(c, h->id);
 {
     const struct frame_header *f = &e->header;
     uint8_t bit;

@@ -215,6 +215,14 @@ struct setting_entry {
     uint64_t member;
 };
 
+/* Of the newest view, for the log. */
+struct shard_log {
+    uint64_t epoch, adopt_us;
+    bool announcing, first_step;
+    uint64_t catch_us, catch_bytes;   /* since joiners began to catch up; 0: none does */
+    uint32_t catch_shards;
+};
+
 struct shard_core {
     struct shard_config cfg;
     struct view *view;
@@ -254,6 +262,7 @@ struct shard_core {
     struct op_block *op_block, *op_now;
     uint64_t now_us;
     struct shard_stats stats;
+    struct shard_log log;
 };
 
 /* ---- shard_core.c ---- */
@@ -403,5 +412,10 @@ void shard_drop_data(struct shard_core *c, struct shard *s);
 uint32_t server_loop(const struct shard_core *c, uint64_t id, uint32_t shard);
 void shard_on_prepare(struct shard_core *c, const struct prepare *p);
 void shard_on_adopt(struct shard_core *c, const struct view *v);
+
+/* ---- shard_log.c ---- */
+void shard_log_after(struct shard_core *c);                        /* every step */
+void shard_log_catch_up(struct shard_core *c, uint64_t joiner);    /* it begins to */
+void shard_log_synced(struct shard_core *c, uint64_t joiner);      /* a shard of it has */
 
 #endif

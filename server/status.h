@@ -36,6 +36,9 @@ struct picture {
     struct server_row *server;
     struct member_row *member;
     struct wait_row *wait;
+    uint64_t failovers;                /* seen by the server that has served the longest */
+    uint32_t catching_up;              /* shards with a holder that does not have everything yet */
+    double view_age_s;                 /* negative: not known */
     char controller[256];              /* what the leader is doing; "": not known */
     struct mode now;                   /* of the most advanced member's step */
     char mode[64];                     /* that, and what follows it */

@@ -287,6 +287,23 @@ static void controller_line(struct picture *p)
             snprintf(p->controller, sizeof p->controller, "%s", text(p->server[i].doc, "controller"));
 }
 
+static void view_line(struct picture *p)
+{
+    const struct view *v = p->state.view;
+    p->view_age_s = -1;
+    for (uint32_t i = 0; v && i < v->nshards; i++)
+        p->catching_up += v->shard[i].njoining > 0;
+    for (uint32_t i = 0; i < p->nservers; i++) {
+        const cJSON *doc = p->server[i].doc;
+        double age = number(doc, "view_age_s");
+        if (!doc)
+            continue;
+        p->failovers = count(doc, "failovers") > p->failovers ? count(doc, "failovers") : p->failovers;
+        if (v && count(doc, "epoch") == v->epoch && age > p->view_age_s)
+            p->view_age_s = age;
+    }
+}
+
 int picture_take(struct operator *o, uint32_t timeout_ms, const struct picture *before, struct picture *ret, char *err)
 {
     struct picture p = {0};
@@ -305,6 +322,7 @@ int picture_take(struct operator *o, uint32_t timeout_ms, const struct picture *
     mode_line(&p);
     waits_list(&p);
     controller_line(&p);
+    view_line(&p);
     *ret = p;
     return 0;
 }

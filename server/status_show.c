@@ -34,6 +34,9 @@ static void print_head(const struct picture *p, FILE *to)
     fprintf(to, "job %s  epoch %llu  mode %s  durability %s  shards %u  leader %s\n", s->job.job,
             v ? (unsigned long long)v->epoch : 0ull, p->mode, s->job.durability, s->job.nshards,
             s->has_leader ? s->leader.server.name : "none");
+    if (v && !v->ended[0] && p->view_age_s >= 0)
+        fprintf(to, "view of %.1f s ago  failovers %llu  catching up %u of %u shards\n", p->view_age_s,
+                (unsigned long long)p->failovers, p->catching_up, v->nshards);
     if (v && v->ended[0])
         fprintf(to, "ENDED: %s\n", v->ended);
     else if (!v)
@@ -192,6 +195,10 @@ static void head_json(cJSON *root, const struct picture *p)
     cJSON_AddStringToObject(root, "ended", s->view ? s->view->ended : "");
     cJSON_AddStringToObject(root, "leader", s->has_leader ? s->leader.server.name : "");
     cJSON_AddStringToObject(root, "controller", p->controller);
+    add_number(root, "failovers", (double)p->failovers);
+    add_number(root, "catching_up", p->catching_up);
+    if (p->view_age_s >= 0)
+        add_number(root, "view_age_s", p->view_age_s);
     cJSON_AddStringToObject(root, "damaged", s->damaged);
 }
 
