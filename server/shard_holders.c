@@ -225,7 +225,7 @@ static bool has_data(const struct chunk *ch)
 static void sync_end(struct shard_core *c, struct shard *s, struct holder *h, uint8_t bit)
 {
     holders_mark(c, s, s->complete, s->cset, s->ncset, 0, bit);
-    h->required = true;
+    h->required = !MUTANT(57);
     masks_update(c, s);
     mark_again(c, s, bit);
     server_send(c, h, (struct frame_header){.type = FRAME_SYNC_END, .tensor = s->no}, NULL);
@@ -252,15 +252,20 @@ static void catch_up(struct shard_core *c, struct shard *s, struct holder *h, ui
     sync_end(c, s, h, bit);
 }
 
+static void forget_marks(struct shard *s, uint8_t bit)
+{
+    s->mark_acks &= (uint8_t)~bit;
+    s->announce_acks &= (uint8_t)~bit;
+    s->w_acks &= (uint8_t)~bit;
+}
+
 static void forget_bit(struct shard *s, uint8_t bit)
 {
     for (uint32_t i = 0; i < s->nchunks; i++) {
         s->chunk[i]->acks &= (uint8_t)~bit;
         s->chunk[i]->sent &= (uint8_t)~bit;
     }
-    s->mark_acks &= (uint8_t)~bit;
-    s->announce_acks &= (uint8_t)~bit;
-    s->w_acks &= (uint8_t)~bit;
+    forget_marks(s, bit);
 }
 
 static void sent_all(struct shard *s, uint8_t bit)
@@ -279,17 +284,17 @@ static void on_have(struct shard_core *c, struct shard *s, struct holder *h, uin
         struct chunk *ch = chunk_find(c, get_u64(p), get_u32(p + 8));
         /* What may still be undone is sent with the version before it. */
         if (ch && ch->s == s && !ch->has_pre && ch->cur.step == (int64_t)get_u64(p + 12) &&
-            ch->cur.version == get_u64(p + 20) && !unsafe(ch))
+            (ch->cur.version == get_u64(p + 20) || MUTANT(59)) && !unsafe(ch))
             ch->sent |= bit;
     }
+    shard_log_catch_up(c, h->id);
+    /* The mark of `complete` that ends catching up would take it back from a pending one that it has acknowledged. */
+    forget_marks(s, bit);
     h->catching = true;
     h->cursor = 0;
     h->flying = 0;
     masks_update(c, s);
     catch_up(c, s, h, bit);
-    shard_log_catch_up(c, h->id);
-    /* The mark of `complete` that ends catching up would take it back from a pending one that it has acknowledged. */
-    forget_marks(s, bit);
 }
 
 /* ---- answers of holders ---- */
@@ -308,7 +313,7 @@ static void on_image_ack(struct shard_core *c, const struct shard_event *e)
     }
     if (h->catching && (f->flags & FRAME_AGAIN))
         h->flying -= h->flying < image_size(ch) ? h->flying : image_size(ch);
-    if (f->seq && f->seq == ch->item) {
+    if (f->seq && (f->seq == ch->item || MUTANT(65))) {
         ch->acks |= bit;
         if (ch->flying)
             async_check(c, ch);
@@ -338,12 +343,12 @@ static void on_sync_ok(struct shard_core *c, const struct shard *s, struct holde
     h->synced = true;
     if (!e)
         return;
+    shard_log_synced(c, h->id);
     e->to = h->id;
     e->seq = s->no;
 }
 
 void holders_frame(struct shard_core *c, const struct shard_event *e)
-    shard_log_synced(c, h->id);
 {
     const struct frame_header *f = &e->header;
     uint8_t bit;
@@ -376,7 +381,7 @@ void holders_peer_up(struct shard_core *c, uint64_t id, uint32_t loop)
         struct holder *h = s->primary ? holder_find(s, id, &bit) : NULL;
         if (!h || h->loop != loop)
             continue;
-        if (h->required) {
+        if (h->required && !MUTANT(69)) {
             resend_to(c, s, h, bit);
         } else {
             h->catching = false;     /* it says again what it has */

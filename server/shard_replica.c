@@ -88,7 +88,7 @@ static int gradient_take(struct shard_core *c, const struct incoming *in)
     struct image next;
     if (is_version(&ch->cur, in->head.image.step, in->head.image.version))
         return 0;
-    if (!is_version(&ch->cur, in->base_step, in->base_version)) {
+    if (!is_version(&ch->cur, in->base_step, in->base_version) && !MUTANT(63)) {
         if (!ch->has_pre || !is_version(&ch->pre, in->base_step, in->base_version))
             return KS_EAGAIN;
         /* Ours is a version of this step that was never released. */
@@ -198,7 +198,7 @@ static void on_mark(struct shard_core *c, const struct shard_event *e)
         return;
     size_t n = f->version;
     if (n > b->len || shard_record_take(s, b->data, n) ||
-        (b->len > n && settings_take_record(c, b->data + n, b->len - n))) {
+        (b->len > n && !MUTANT(66) && settings_take_record(c, b->data + n, b->len - n))) {
         log_error("mark_refused", "from=%llu cause=\"malformed mark\"", (unsigned long long)e->from);
         return;
     }

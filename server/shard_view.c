@@ -51,7 +51,7 @@ static struct shard_report report_one(const struct shard_core *c, const struct s
     struct mode mode = view_mode_at(p->base, at);
     struct shard_report r = {.shard = s->no, .role = role};
     if (mode.kind == MODE_SYNC && at == o) {
-        r.complete = role == HOLDER_PRIMARY ? report_complete(c, s, p) : s->complete;
+        r.complete = role == HOLDER_PRIMARY || MUTANT(61) ? report_complete(c, s, p) : s->complete;
         r.join = open_started(s) ? o + 1 : o;
     } else {
         r.complete = at - 1;
@@ -298,7 +298,9 @@ static void results_make_safe(struct shard_core *c, struct shard *s)
             ch->persist_seq = persist_image(c, ch, &ch->cur);
             wait_add(c, (struct wait){.kind = WAIT_RESULT, .seq = ch->persist_seq, .chunk = ch});
         }
-        if (s->targets)
+        if (MUTANT(60))
+            ch->acks = s->required;
+        else if (s->targets)
             holders_image(c, ch, NULL);
     }
 }
@@ -391,7 +393,7 @@ static void adopt_other(struct shard_core *c, struct shard *s, const struct view
         lacks_data(c, s, "backup");
         return;
     }
-    if (!joining || !s->joining || s->upstream != vs->primary)
+    if (!joining || !s->joining || (s->upstream != vs->primary && !MUTANT(62)))
         s->full = false;
     s->backup = backup;
     s->joining = joining;

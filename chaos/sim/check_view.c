@@ -93,6 +93,22 @@ static const char *name_of(const struct world *w, uint64_t id)
     return p ? p->name : "?";
 }
 
+/* What happened to the shards, so that coverage shows. */
+static void count_moves(struct world *w, const struct view *v)
+{
+    for (uint32_t s = 0; w->view && s < v->nshards; s++) {
+        const struct view_shard *a = &w->view->shard[s], *b = &v->shard[s];
+        bool stays = view_server_find(v, a->primary) != NULL;
+        w->stats.moved += a->primary != b->primary && stays;
+        w->stats.failovers += a->primary != b->primary && !stays;
+        for (uint32_t i = 0; i < a->nbackups; i++)
+            w->stats.backups_lost += !view_server_find(v, a->backup[i]);
+        for (uint32_t i = 0; i < b->nbackups; i++)
+            for (uint32_t k = 0; k < a->njoining; k++)
+                w->stats.backups_made += a->joining[k] == b->backup[i];
+    }
+}
+
 static void note_view(struct world *w, const struct view *v)
 {
     char text[600] = "";
@@ -144,6 +160,7 @@ void check_view(struct world *w, const struct view *v)
     if (v->ended[0])
         world_fail(w, "I6 the job was ended: %s", v->ended);
     modes_take(w, v);
+    count_moves(w, v);
     check_members(w, v);
     check_servers(w, v);
     int64_t top = w->history.finished, low = top > 64 ? top - 64 : 0;
