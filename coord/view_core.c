@@ -456,12 +456,12 @@ void view_core_step(struct view_core *v, const struct view_event *e, struct view
     forget_old(v);
     out->n = 0;
     v->out = out;
+    if (v->now_us < v->due_us && e->now_us > v->due_us && e->now_us - v->due_us > LATE_US)
+        v->grace_us = e->now_us + LATE_US;
     v->now_us = e->now_us;
     if (handler[e->kind])
         handler[e->kind](v, e);
     advance(v);
-    if (v->now_us < v->due_us && e->now_us > v->due_us && e->now_us - v->due_us > LATE_US)
-        v->grace_us = e->now_us + LATE_US;
     v->out = NULL;
 }
 

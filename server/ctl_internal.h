@@ -40,10 +40,10 @@ struct ctl_synced {
     uint64_t id;
 };
 
-struct ctl_core {
 /* A deadline that this process passes by so much finds it had stood still: who is alive may be waiting unread. */
 enum { CTL_LATE_US = 50000 };
 
+struct ctl_core {
     struct ctl_config cfg;
     uint64_t now_us, before_us;               /* of this step and of the one before */
     bool started, fenced, ended, listed;      /* listed: by some view so far */
