@@ -293,7 +293,8 @@ static int64_t entered(const struct shard_core *c, const struct shard *s)
  * K: when everybody left and the next member joins later. */
 static void transition_try(struct shard_core *c, struct shard *s)
 {
-    int64_t step = s->w > s->complete + 1 && !s->marking && s->w <= s->w_cap ? entered(c, s) : -1;
+    bool may = s->announced && s->w > s->complete + 1 && !s->marking && s->w <= s->w_cap;
+    int64_t step = may ? entered(c, s) : -1;
     s->wants_transition = step >= 0;
     if (step < 0 || s->async_pending || s->w_held < s->w)
         return;
@@ -314,6 +315,18 @@ static void pulls_serve_all(struct shard_core *c, struct shard *s)
     for (uint32_t i = 0; s->pulls_parked && i < s->nchunks; i++)
         if (s->chunk[i]->npull)
             pulls_serve(c, s->chunk[i]);
+}
+
+/* Promoted in between: W was held by everybody, so members may know already that the last asynchronous step is over, and be
+ * in the synchronous one after it. */
+void async_seal(struct shard_core *c, struct shard *s)
+{
+    int64_t step = s->w > s->complete + 1 ? entered(c, s) : -1;
+    if (step < 0 || MUTANT(64))
+        return;
+    s->complete = step - 1;
+    s->complete_version = VERSION_OF(c->view->epoch, (uint32_t)s->complete);
+    s->ncset = 0;
 }
 
 static int64_t lowest_clock(const struct shard_core *c, const struct shard *s, bool *ret_known)
@@ -384,13 +397,15 @@ void async_promoted(struct shard_core *c, struct shard *s)
         ch->held_version = ch->cur.version;
         ch->need_served = s->w_held;
     }
-    if (!s->targets || (s->w <= s->complete + 1 && shard_mode(c, s->w).kind == MODE_SYNC))
-        return;
-    /* The other backups may have another version than this one: everything once more, under this tenure. */
-    for (uint32_t i = 0; i < s->nchunks; i++) {
-        s->chunk[i]->held_version = 0;
-        if (s->chunk[i]->cur.version)
-            async_changed(c, s->chunk[i]);
+    bool sync = s->w <= s->complete + 1 && shard_mode(c, s->w).kind == MODE_SYNC;
+    /* The other backups may have another version than this one: everything once more, under this tenure. In synchronous
+     * steps first values; results have steps that say who has them. */
+    for (uint32_t i = 0; s->targets && i < s->nchunks; i++) {
+        struct chunk *ch = s->chunk[i];
+        if (!ch->cur.version || (sync && ch->cur.step >= 0))
+            continue;
+        ch->held_version = 0;
+        async_changed(c, ch);
     }
 }
 

@@ -342,6 +342,7 @@ void async_durable(struct shard_core *c, const struct wait *w);
 void async_w_durable(struct shard_core *c, const struct wait *w);
 void async_recompute(struct shard_core *c, struct shard *s);
 void async_promoted(struct shard_core *c, struct shard *s);
+void async_seal(struct shard_core *c, struct shard *s);
 /* cur changed: numbers it and makes it safe. */
 void async_changed(struct shard_core *c, struct chunk *ch);
 void async_ack_when_held(struct shard_core *c, struct chunk *ch, struct ack_wait a);

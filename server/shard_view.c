@@ -313,6 +313,7 @@ static void promote(struct shard_core *c, struct shard *s, const struct view_sha
     sync_facts_clear(c, s);
     holders_adopt(c, s, vs, true);
     async_promoted(c, s);
+    async_seal(c, s);
     sync_open(c, s);
     results_make_safe(c, s);
     sync_redo(c, s);

@@ -61,6 +61,7 @@ static const struct mutant mutants[] = {
     { 61, "backups report steps that are not complete" },
     { 62, "a joiner that has everything has it of the next primary, too" },
     { 63, "a gradient is applied to any version" },
+    { 64, "a promoted backup waits for clocks to know that asynchronous steps are over" },
     { 65, "acknowledgements of older images count" },
     { 66, "backups do not take settings" },
     { 67, "backups are not told where synchronous steps begin" },
