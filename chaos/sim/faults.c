@@ -95,6 +95,14 @@ static uint64_t pause_length(const struct world *w, struct rng *r, const struct 
 
 /* ---- what happens ---- */
 
+/* Where the moment was, or anywhere. */
+static struct proc *target(const struct world *w, struct fault *f, enum proc_kind kind)
+{
+    if (f->at_proc && f->at_proc->alive && f->at_proc->kind == kind)
+        return f->at_proc;
+    return pick(w, &f->rng, kind);
+}
+
 static void kill_server(struct world *w, struct proc *p)
 {
     if (!p)
@@ -126,15 +134,20 @@ static struct link *pick_link(const struct world *w, struct rng *r)
 
 static uint64_t stall_end(const struct world *w, struct rng *r)
 {
-    return w->now + 5 * SIM_MS + rng_below(r, rng_chance(r, 500) ? 50 * SIM_MS : 600 * SIM_MS);
+    return w->now + 5 * SIM_MS + rng_below(r, rng_chance(r, 500) ? 50 * SIM_MS : 1000 * SIM_MS);
 }
 
+/* One direction of a connection, or everything that a server sends to members. */
 static void stall_link(struct world *w, struct rng *r)
 {
     struct link *l = pick_link(w, r);
-    bool to_connector = rng_chance(r, 600);
-    if (l)
+    bool to_connector = rng_chance(r, 600), all = rng_chance(r, 400);
+    struct proc *s = all ? pick(w, r, PROC_SERVER) : NULL;
+    if (l && !s)
         link_stall(w, l, to_connector, stall_end(w, r));
+    for (uint32_t i = 0; s && i < s->nlinks; i++)
+        if (!s->links[i]->control && rng_chance(r, 700))
+            link_stall(w, s->links[i], true, stall_end(w, r));
 }
 
 /* It still reaches the store: what it decides is written, and what it said arrives late. */
@@ -143,8 +156,8 @@ static void stall_leader(struct world *w, struct rng *r, struct proc *p)
     for (uint32_t i = 0; p && i < p->nlinks; i++)
         if (p->links[i]->control && rng_chance(r, 700))
             link_stall(w, p->links[i], p == p->links[i]->listener, stall_end(w, r));
-    if (p && rng_chance(r, 400))
-        proc_pause(w, p, SIM_MS + rng_below(r, 700 * SIM_MS));
+    if (p && rng_chance(r, 600))
+        proc_pause(w, p, SIM_MS + rng_below(r, 1000 * SIM_MS));
 }
 
 static void break_link(struct world *w, struct rng *r)
@@ -232,8 +245,8 @@ static void strike(struct world *w, struct fault *f)
     struct rng *r = &f->rng;
     struct proc *p;
     switch (f->kind) {
-    case FAULT_KILL_SERVER: kill_server(w, pick(w, r, PROC_SERVER)); break;
-    case FAULT_PAUSE_SERVER: pause(w, r, pick(w, r, PROC_SERVER)); break;
+    case FAULT_KILL_SERVER: kill_server(w, target(w, f, PROC_SERVER)); break;
+    case FAULT_PAUSE_SERVER: pause(w, r, target(w, f, PROC_SERVER)); break;
     case FAULT_KILL_MEMBER: kill_member(w, r); break;
     case FAULT_PAUSE_MEMBER: pause(w, r, pick(w, r, PROC_MEMBER)); break;
     case FAULT_BREAK: break_link(w, r); break;
@@ -282,11 +295,14 @@ static void fault_due(struct world *w, void *arg, uint64_t n)
 
 void fault_trigger(struct world *w, enum fault_trigger t, struct proc *p)
 {
-    (void)p;
     struct fault *f = w->armed[t];
+    w->moments[t]++;
+    w->moment_of[t] = p;
     if (!f || w->calm)
         return;
     w->armed[t] = NULL;
+    if (p && p->alive && rng_chance(&f->rng, 500))
+        f->at_proc = p;
     uint64_t delay = rng_chance(&f->rng, 500) ? 0 : rng_below(&f->rng, 3 * SIM_MS);
     world_at(w, w->now + delay, NULL, fault_strike, f, (uint64_t)(f - w->fault));
 }

@@ -120,8 +120,14 @@ static void connections_follow(struct world *w, struct proc *p)
         return;
     for (uint32_t i = p->nlinks; i-- > 0;) {
         struct link *l = p->links[i];
-        if (!l->control && l->wanted && !view_server_find(v, l->listener->id))
-            link_close(w, l, p);
+        if (l->control || !l->wanted || view_server_find(v, l->listener->id))
+            continue;
+        bool was_up = l->connector_up;
+        link_close(w, l, p);
+        if (was_up)
+            member_link_down(w, p, l);
+        if (!p->alive || w->failed)
+            return;
     }
     for (uint32_t i = 0; i < v->nservers; i++) {
         struct proc *s = world_proc(w, v->server[i].id);

@@ -330,10 +330,8 @@ static uint64_t faults_end(const struct world *w)
     return end;
 }
 
-void world_run(struct world *w)
+void world_run_out(struct world *w)
 {
-    faults_start(w);
-    world_at(w, faults_end(w) + 300 * SIM_MS, NULL, calm_event, NULL, 0);
     while (world_step(w)) {
         if (!w->calm)
             continue;
@@ -353,6 +351,13 @@ void world_run(struct world *w)
     if (!w->failed)
         world_finish_checks(w);
     w->digest = hash_mix(w->digest ^ rng_next(&w->rng));
+}
+
+void world_run(struct world *w)
+{
+    faults_start(w);
+    world_at(w, faults_end(w) + 300 * SIM_MS, NULL, calm_event, NULL, 0);
+    world_run_out(w);
 }
 
 /* ---- life of a world ---- */
