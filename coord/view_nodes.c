@@ -77,10 +77,16 @@ bool view_nodes_usable(const struct view_core *v, const struct registered *r)
     return !r->down && !view_nodes_suspects(v, id) && !view_core_removed(v, id);
 }
 
+/* Of one name, the life that started last has the directory, however many died in between. */
+static bool later_life(const struct view_server *a, const struct view_server *b)
+{
+    return a->id > b->id && a->name[0] && strcmp(a->name, b->name) == 0;
+}
+
 bool view_nodes_starter(const struct view_core *v, const struct registered *r)
 {
     for (uint32_t i = 0; i < v->nservers; i++)
-        if (v->server[i].doc.heir_of == r->doc.server.id)
+        if (v->server[i].doc.heir_of == r->doc.server.id || later_life(&v->server[i].doc.server, &r->doc.server))
             return false;
     return view_nodes_usable(v, r);
 }

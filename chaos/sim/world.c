@@ -268,7 +268,7 @@ static void poke_all(struct world *w)
 
 void world_target_raise(struct world *w)
 {
-    for (uint32_t i = 0; w->calm && i < w->view->nmembers; i++)
+    for (uint32_t i = 0; w->calm && w->view && i < w->view->nmembers; i++)
         if (w->view->member[i].live && w->view->member[i].join > w->target && w->view->member[i].join < SIM_STEPS_MAX) {
             w->target = w->view->member[i].join;
             poke_all(w);
@@ -298,6 +298,7 @@ void world_calm(struct world *w)
     for (uint32_t i = 0; i < w->cfg.nservers; i++)
         heal_server(w, &w->machine[i]);
     target_set(w);
+    world_target_raise(w);
     poke_all(w);
 }
 
