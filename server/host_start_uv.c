@@ -86,6 +86,15 @@ static void former_life(const struct view *v, const char *name, uint64_t *ret_id
         *ret_holds |= v->shard[i].primary == *ret_id;
 }
 
+/* A directory remembers its newest lives only. */
+static bool lived_here(const struct datadir *d, uint64_t id)
+{
+    bool found = id == d->life || d->nformer == DATADIR_FORMER_MAX;
+    for (uint32_t i = 0; i < d->nformer; i++)
+        found |= d->former[i] == id;
+    return found && d->life;
+}
+
 static int view_check(struct host *h, const struct coord_kv *kv, char *err)
 {
     struct view *v;
@@ -105,7 +114,7 @@ static int view_check(struct host *h, const struct coord_kv *kv, char *err)
         snprintf(err, HOST_TEXT, "server '%s' of job '%s' held shards in memory only (--durability none); they are "
                  "lost with it", h->name, h->job.job);
         r = KS_ESTATE;
-    } else if (holds && h->dir.life == 0) {
+    } else if (holds && !lived_here(&h->dir, h->heir_of)) {
         snprintf(err, HOST_TEXT, "server '%s' of job '%s' keeps its shards in another data directory than %.80s: start "
                  "it there, or give this one another --name", h->name, h->job.job, h->dir.dir);
         r = KS_ENOENT;

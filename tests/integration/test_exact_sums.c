@@ -17,7 +17,7 @@ struct world {
     _Atomic bool stop;
     _Atomic uint64_t result_of_step[STEPS_MAX];      /* hash of a step's sum: everybody sees the same */
     int64_t final[PARAMS][N], running[N];
-    bool sync, read;
+    bool sync, mixed, read;
 };
 
 /* A life's numbers stand in one place of every chunk. */
@@ -129,6 +129,37 @@ static int async_step(struct world *w, struct ks_job *j, struct ks_tensor **t, u
     return fenced(j, ks_step_end(j)) ? KS_EFENCED : worst;
 }
 
+/* Whatever the mode is; now and then somebody changes it. */
+static int mixed_step(struct world *w, struct ks_job *j, struct ks_tensor **t, unsigned life, int64_t value)
+{
+    static const enum ks_mode_kind kinds[] = {KS_SYNC, KS_SSP, KS_ASYNC};
+    static struct rng g;
+    static int64_t in[N];
+    struct ks_handle *h[PARAMS];
+    int worst = 0;
+    g.state = g.state ? g.state : ks_member_id(j);
+    if (rng_chance(&g, 30)) {
+        enum ks_mode_kind kind = kinds[rng_below(&g, 3)];
+        uint32_t bound = kind == KS_SSP ? (uint32_t)rng_below(&g, 3) : 0;
+        if (fenced(j, ks_mode_set(j, kind, bound, ks_step(j) + (int64_t)rng_below(&g, 4), NULL)))
+            return KS_EFENCED;
+    }
+    fill(in, life, value);
+    atomic_fetch_add(&w->life[life].pushed, value);
+    for (unsigned i = 0; i < PARAMS; i++) {
+        int rc = ks_push(t[i], in, 1.0, &h[i]);
+        h[i] = fenced(j, rc) ? NULL : h[i];
+    }
+    worst = fenced(j, ks_step_end(j)) ? KS_EFENCED : 0;
+    for (unsigned i = 0; i < PARAMS; i++)
+        if (!h[i] || fenced(j, ks_wait(h[i], -1)))
+            worst = KS_EFENCED;
+    if (worst)
+        return worst;
+    atomic_fetch_add(&w->life[life].acked, value);
+    return own_pushes_seen(j, t[0], life, w->life[life].acked);
+}
+
 static void member(struct rig_self *s)
 {
     struct world *w = s->arg;
@@ -138,7 +169,7 @@ static void member(struct rig_self *s)
     for (unsigned i = 0; i <= PARAMS; i++)
         t[i] = tensor(j, i);
     for (int64_t n = 0; !w->stop; n++) {
-        int rc = (w->sync ? sync_step : async_step)(w, j, t, life, 1 + n % 5);
+        int rc = (w->mixed ? mixed_step : w->sync ? sync_step : async_step)(w, j, t, life, 1 + n % 5);
         if (rc == KS_EFENCED)
             life = life_new(w, j);
         else
@@ -154,7 +185,7 @@ static void reader(struct rig_self *s)
     struct world *w = s->arg;
     struct ks_job *j = rig_open(s);
     struct ks_handle *h;
-    for (unsigned i = 0; i < (w->sync ? PARAMS : PARAMS + 1u); i++) {
+    for (unsigned i = 0; i < (w->sync || w->mixed ? PARAMS : PARAMS + 1u); i++) {
         RIG_OK(j, ks_pull(tensor(j, i), i < PARAMS ? w->final[i] : w->running, &h));
         RIG_OK(j, ks_wait(h, -1));
     }
@@ -231,8 +262,9 @@ static void run(void **state, const char *mode, const char *durability)
     struct rng g = {seed()};
     struct world *w = rig_shared(r, sizeof *w);
     unsigned member_of[MEMBERS];
+    w->mixed = !strcmp(mode, "mixed");
     w->sync = !strcmp(mode, "sync");
-    rig_server_options(r, "--servers", "2", "--loops", "2", "--shards", "6", "--chunk-bytes", "512", "--mode", mode,
+    rig_server_options(r, "--servers", "2", "--loops", "2", "--shards", "6", "--chunk-bytes", "512", "--mode", w->mixed ? "sync" : mode,
                        "--durability", durability, NULL);
     rig_servers_start(r, SERVERS);
     for (unsigned i = 0; i < MEMBERS; i++)
@@ -250,7 +282,7 @@ static void run(void **state, const char *mode, const char *durability)
     RIG_ASSERT(r, w->read);
     for (unsigned i = 0; i < PARAMS; i++)
         check_sums(r, w, w->final[i], "parameter");
-    if (!w->sync)
+    if (!w->sync && !w->mixed)
         check_sums(r, w, w->running, "running sum");
 }
 
@@ -274,6 +306,16 @@ static void test_async(void **state)
     run(state, "async", "write");
 }
 
+static void test_mixed(void **state)
+{
+    run(state, "mixed", "write");
+}
+
+static void test_mixed_in_memory(void **state)
+{
+    run(state, "mixed", "none");
+}
+
 static void test_async_in_memory(void **state)
 {
     run(state, "async", "none");
@@ -287,6 +329,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_ssp, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_async, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_async_in_memory, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_mixed, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_mixed_in_memory, rig_setup, rig_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -102,6 +102,24 @@ static void test_new_directory_then_its_lives(void **state)
     datadir_close(&d);
 }
 
+static void test_former_lives_are_remembered(void **state)
+{
+    struct place *p = *state;
+    char err[STORE_ERR_TEXT];
+    struct datadir d;
+    enum { LIVES = DATADIR_FORMER_MAX + 5 };
+    for (uint64_t life = 1; life <= LIVES; life++) {
+        open_ok(&p->config, &d);
+        assert_int_equal(d.life, life - 1);
+        assert_int_equal(d.nformer, life < 2 ? 0 : life - 2 < DATADIR_FORMER_MAX ? life - 2 : DATADIR_FORMER_MAX);
+        for (uint32_t i = 0; i < d.nformer; i++)
+            assert_int_equal(d.former[i], life - 2 - i);
+        assert_int_equal(datadir_life_set(&d, life, err), 0);
+        assert_int_equal(d.life, life);
+        datadir_close(&d);
+    }
+}
+
 static void test_new_name_is_recorded(void **state)
 {
     struct place *p = *state;
@@ -194,6 +212,9 @@ static void test_damaged_file_is_refused(void **state)
         "keepstep 1\njob=digits\njob=digits\nloops=2\nnshards=128\nchunk_bytes=1048576\nlife=1\n",
         "keepstep 1\njob=\nname=s0\nloops=2\nnshards=128\nchunk_bytes=1048576\nlife=1\n",
         "keepstep 1\njob=digits\nname=s0\nloops=2\nnshards=128\nchunk_bytes=1048576\nlife=1\nmore\n",
+        "keepstep 1\njob=digits\nname=s0\nloops=2\nnshards=128\nchunk_bytes=1048576\nlife=1,\n",
+        "keepstep 1\njob=digits\nname=s0\nloops=2\nnshards=128\nchunk_bytes=1048576\nlife=0,1\n",
+        "keepstep 1\njob=digits\nname=s0\nloops=2\nnshards=128\nchunk_bytes=1048576\nlife=17,16,15,14,13,12,11,10,9,8,7,6,5,4,3,2,1\n",
     };
     struct place *p = *state;
     open_and_close(&p->config);
@@ -302,6 +323,7 @@ int main(void)
 #define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
         T(test_new_directory_then_its_lives),
+        T(test_former_lives_are_remembered),
         T(test_new_name_is_recorded),
         T(test_missing_or_empty_is_refused_without_create),
         T(test_other_job_is_refused_with_both_names),
