@@ -4,8 +4,17 @@
 
 #include <signal.h>
 
-enum { LIVES = 64, CHUNKS = 5, N = LIVES * CHUNKS, PARAMS = 2, MEMBERS = 3, SERVERS = 2, EVENTS = 10, STEPS_MAX = 1 << 16,
-       IN_FLIGHT = 3 };
+enum {
+    LIVES = 64,
+    CHUNKS = 5,
+    N = LIVES * CHUNKS,
+    PARAMS = 2,
+    MEMBERS = 3,
+    SERVERS = 2,
+    EVENTS = 10,
+    STEPS_MAX = 1 << 16,
+    IN_FLIGHT = 3
+};
 
 struct life {
     _Atomic int64_t pushed, acked, steps;
@@ -15,7 +24,7 @@ struct world {
     struct life life[LIVES];
     _Atomic unsigned next_life;
     _Atomic bool stop;
-    _Atomic uint64_t result_of_step[STEPS_MAX];      /* hash of a step's sum: everybody sees the same */
+    _Atomic uint64_t result_of_step[STEPS_MAX]; /* hash of a step's sum: everybody sees the same */
     int64_t final[PARAMS][N], running[N];
     bool sync, mixed, read;
 };
@@ -32,7 +41,8 @@ static struct ks_tensor *tensor(struct ks_job *j, unsigned i)
 {
     char name[16];
     snprintf(name, sizeof name, "p%u", i);
-    return i < PARAMS ? rig_tensor(j, name, KS_I64, N, KS_PARAM, "add") : rig_tensor(j, "sum", KS_I64, N, KS_REDUCE, NULL);
+    return i < PARAMS ? rig_tensor(j, name, KS_I64, N, KS_PARAM, "add")
+                      : rig_tensor(j, "sum", KS_I64, N, KS_REDUCE, NULL);
 }
 
 static unsigned life_new(struct world *w, const struct ks_job *j)
@@ -45,7 +55,8 @@ static unsigned life_new(struct world *w, const struct ks_job *j)
 /* ---- a member ---- */
 
 /* All of a step or nothing of it; the same for all. */
-static void step_check(struct world *w, const struct ks_job *j, int64_t step, unsigned life, int64_t value, const int64_t *sum)
+static void step_check(struct world *w, const struct ks_job *j, int64_t step, unsigned life, int64_t value,
+                       const int64_t *sum)
 {
     uint64_t hash = hash_bytes(sum, N * sizeof *sum) | 1, none = 0;
     for (unsigned i = LIVES; i < N; i++)
@@ -209,8 +220,9 @@ static void check_sums(struct rig *r, const struct world *w, const int64_t *sum,
         const struct life *l = &w->life[i % LIVES];
         int64_t acked = l->acked, pushed = l->pushed;
         if (sum[i] < acked || sum[i] > pushed || (l->ended_well && acked != pushed))
-            RIG_FAIL(r, "%s: life %u, chunk %u: %lld is applied, %lld acknowledged, %lld pushed%s", what, i % LIVES, i / LIVES,
-                     (long long)sum[i], (long long)acked, (long long)pushed, l->ended_well ? " (ended well)" : "");
+            RIG_FAIL(r, "%s: life %u, chunk %u: %lld is applied, %lld acknowledged, %lld pushed%s", what, i % LIVES,
+                     i / LIVES, (long long)sum[i], (long long)acked, (long long)pushed,
+                     l->ended_well ? " (ended well)" : "");
         if (w->sync && sum[i] != sum[i % LIVES])
             RIG_FAIL(r, "%s: life %u: chunk %u has %lld, chunk 0 %lld", what, i % LIVES, i / LIVES, (long long)sum[i],
                      (long long)sum[i % LIVES]);
@@ -264,8 +276,8 @@ static void run(void **state, const char *mode, const char *durability)
     unsigned member_of[MEMBERS];
     w->mixed = !strcmp(mode, "mixed");
     w->sync = !strcmp(mode, "sync");
-    rig_server_options(r, "--servers", "2", "--loops", "2", "--shards", "6", "--chunk-bytes", "512", "--mode", w->mixed ? "sync" : mode,
-                       "--durability", durability, NULL);
+    rig_server_options(r, "--servers", "2", "--loops", "2", "--shards", "6", "--chunk-bytes", "512", "--mode",
+                       w->mixed ? "sync" : mode, "--durability", durability, NULL);
     rig_servers_start(r, SERVERS);
     for (unsigned i = 0; i < MEMBERS; i++)
         member_of[i] = rig_worker_start(r, member, w);

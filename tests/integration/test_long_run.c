@@ -1,5 +1,5 @@
-/* A hundred thousand steps, and fewer in the other modes and on disk: neither a server's nor a member's memory grows, nor
- * what is on disk. A shorter run with two members while a third joins and leaves, over and over. */
+/* A hundred thousand steps, and fewer in the other modes and on disk: neither a server's nor a member's memory grows,
+ * nor what is on disk. A shorter run with two members while a third joins and leaves, over and over. */
 #include "tests/integration/rig.h"
 
 #include <ftw.h>
@@ -41,7 +41,8 @@ static void alone(struct rig_self *s)
 {
     struct world *w = s->arg;
     struct ks_job *j = rig_open(s);
-    struct ks_tensor *p = rig_tensor(j, "p", KS_I64, N, KS_PARAM, "add"), *sum = rig_tensor(j, "s", KS_I64, N, KS_REDUCE, NULL);
+    struct ks_tensor *p = rig_tensor(j, "p", KS_I64, N, KS_PARAM, "add"),
+                     *sum = rig_tensor(j, "s", KS_I64, N, KS_REDUCE, NULL);
     int64_t value[N];
     for (int64_t i = 1; i <= w->wanted; i++) {
         step(j, p, sum, value);
@@ -58,7 +59,8 @@ static void host(struct rig_self *s)
 {
     struct task *task = s->arg;
     struct ks_job *j = rig_open(s);
-    struct ks_tensor *p = rig_tensor(j, "p", KS_I64, N, KS_PARAM, "add"), *sum = rig_tensor(j, "s", KS_I64, N, KS_REDUCE, NULL);
+    struct ks_tensor *p = rig_tensor(j, "p", KS_I64, N, KS_PARAM, "add"),
+                     *sum = rig_tensor(j, "s", KS_I64, N, KS_REDUCE, NULL);
     int64_t value[N];
     while (!task->w->stop) {
         step(j, p, sum, value);
@@ -72,7 +74,8 @@ static void guest(struct rig_self *s)
 {
     struct world *w = s->arg;
     struct ks_job *j = rig_open(s);
-    struct ks_tensor *p = rig_tensor(j, "p", KS_I64, N, KS_PARAM, "add"), *sum = rig_tensor(j, "s", KS_I64, N, KS_REDUCE, NULL);
+    struct ks_tensor *p = rig_tensor(j, "p", KS_I64, N, KS_PARAM, "add"),
+                     *sum = rig_tensor(j, "s", KS_I64, N, KS_REDUCE, NULL);
     int64_t value[N];
     for (int i = 0; i < GUEST_STEPS; i++)
         step(j, p, sum, value);

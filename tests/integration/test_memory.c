@@ -1,4 +1,5 @@
-/* A server with little memory, not much more than one step needs: pushes wait until there is room, and sums are right. */
+/* A server with little memory, not much more than one step needs: pushes wait until there is room, and sums are right.
+ */
 #include "tests/integration/rig.h"
 
 enum { MEMBERS = 4, N = 2 << 20, STEPS = 6 };
@@ -15,7 +16,8 @@ static void member(struct rig_self *s)
 {
     struct task *task = s->arg;
     struct ks_job *j = rig_open(s);
-    struct ks_tensor *t = rig_tensor(j, "t", KS_I32, N, KS_REDUCE, NULL), *p = rig_tensor(j, "p", KS_I32, N, KS_PARAM, "add");
+    struct ks_tensor *t = rig_tensor(j, "t", KS_I32, N, KS_REDUCE, NULL),
+                     *p = rig_tensor(j, "p", KS_I32, N, KS_PARAM, "add");
     int32_t *in = malloc(N * sizeof *in), *out = malloc(N * sizeof *out), *value = malloc(N * sizeof *value);
     struct ks_handle *h, *k;
     task->w->opened++;
@@ -42,8 +44,8 @@ static void run(void **state, const char *memory, const char *deterministic)
     struct rig *r = *state;
     struct world *w = rig_shared(r, sizeof *w);
     struct task task[MEMBERS];
-    rig_server_options(r, "--members", "4", "--loops", "2", "--durability", "none", "--memory", memory, "--deterministic",
-                       deterministic, "--chunk-bytes", "256K", NULL);
+    rig_server_options(r, "--members", "4", "--loops", "2", "--durability", "none", "--memory", memory,
+                       "--deterministic", deterministic, "--chunk-bytes", "256K", NULL);
     rig_server_start(r, 0);
     for (unsigned i = 0; i < MEMBERS; i++) {
         task[i] = (struct task){w, i};

@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { MEMBERS = 2, SERVERS = 2, N = 256, SHORT_MS = 700, SILENT_TIMEOUTS = 8 };
+enum { MEMBERS = 2, SERVERS = 2, N = 256, SHORT_MS = 700, SILENT_TIMEOUTS = 6 };
 
 struct world {
     _Atomic int64_t steps[MEMBERS];
@@ -19,8 +19,8 @@ struct task {
 
 static void servers_start(struct rig *r, const char *wait)
 {
-    rig_server_options(r, "--durability", "write", "--loops", "2", "--shards", "6", "--chunk-bytes", "256", "--servers", "2",
-                       "--members", "2", "--wait-for-server", wait, NULL);
+    rig_server_options(r, "--durability", "write", "--loops", "2", "--shards", "6", "--chunk-bytes", "256", "--servers",
+                       "2", "--members", "2", "--wait-for-server", wait, NULL);
     rig_servers_start(r, SERVERS);
 }
 
