@@ -11,7 +11,7 @@
 #include "server/optim.h"
 #include "server/shard_core.h"
 
-enum { SLOT_NONE = UINT32_MAX, SETTINGS_MAX = 1024, PULLS_PARKED_MAX = 1 << 20 };
+enum { SLOT_NONE = UINT32_MAX, SETTINGS_MAX = 1024, DISCARDS_MAX = 16 };
 #define VERSION_OF(epoch, n) ((uint64_t)(epoch) << 32 | (uint32_t)(n))
 
 struct slot {
@@ -198,6 +198,8 @@ struct shard_core {
     struct shard_report *report;   /* what was reported to `ballot` */
     uint32_t nreport, creport;
     struct ballot ballot;
+    uint32_t discards;             /* pushes that found no buffer since one was applied */
+    uint64_t discards_applied;
     struct op_block *op_block, *op_now;
     uint64_t now_us;
     struct shard_stats stats;
