@@ -99,7 +99,8 @@ static void on_closed(void *arg, struct net_conn *c, int status, const char *cau
     if (p) {
         /* The connector tries again by itself; only the loss of an open connection is news. */
         if (status == KS_EAUTH)
-            log_error("server_refused_us", "id=%llu cause=\"%s\"", (unsigned long long)p->id, cause);
+            log_error("server_refused_us", "id=%llu cause=\"%s (see KEEPSTEP_TOKEN, KEEPSTEP_TOKEN_FILE)\"",
+                      (unsigned long long)p->id, cause);
         if (!p->in && net_peer_id(c) == p->id)
             event(h, CTL_PEER_DOWN, p->id, true, cause);
         return;

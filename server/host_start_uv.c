@@ -54,7 +54,7 @@ static const struct coord_kv *kv_find(const struct coord_event *e, const char *k
 
 #define DIFFERS(field, bit, flag)                                                                                      \
     if (h->cfg->job_set & (bit) && have->field != want->field) {                                                       \
-        snprintf(err, HOST_TEXT, "job '%s' was created with %s %u, not %u: leave the option out, or use "      \
+        snprintf(err, HOST_TEXT, "job '%s' was created with %s %u, not %u: give the same, or use "             \
                  "another job name", have->job, flag, (unsigned)have->field, (unsigned)want->field);                   \
         return KS_EEXIST;                                                                                              \
     }
@@ -67,7 +67,7 @@ static int job_agrees(const struct host *h, const struct job_doc *have, char *er
     DIFFERS(servers_min, JOB_SERVERS, "--servers")
     DIFFERS(deterministic, JOB_DETERMINISTIC, "--deterministic")
     if (h->cfg->job_set & JOB_DURABILITY && strcmp(have->durability, want->durability)) {
-        snprintf(err, HOST_TEXT, "job '%s' was created with --durability %s, not %s: leave the option out, or use "
+        snprintf(err, HOST_TEXT, "job '%s' was created with --durability %s, not %s: give the same, or use "
                  "another job name", have->job, have->durability, want->durability);
         return KS_EEXIST;
     }
