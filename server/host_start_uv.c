@@ -129,7 +129,9 @@ static int job_create(struct host *h, char *err)
 {
     struct coord_request r = {.kind = COORD_TXN, .tag = 2, .nguards = 1, .nops = 1};
     struct coord_event e;
-    char *doc = job_encode(&h->cfg->job);
+    struct job_doc job = h->cfg->job;
+    job.created = h->id;
+    char *doc = job_encode(&job);
     r.guard[0] = (struct coord_guard){.kind = GUARD_ABSENT, .key = "job"};
     r.op[0] = (struct coord_op){.key = "job", .value = doc};
     int s = ask(h, &r, &e, err);
@@ -160,18 +162,24 @@ static void name_choose(struct host *h)
     snprintf(h->name, sizeof h->name, "%s:%d", host, (int)getpid());
 }
 
+static int data_given(const struct host *h, const struct job_doc *job, char *err)
+{
+    if (h->cfg->data || !strcmp(job->durability, "none"))
+        return 0;
+    snprintf(err, HOST_TEXT, "job '%s' has durability=%s: give --data DIR, where this server keeps its shards", job->job,
+             job->durability);
+    return KS_EINVAL;
+}
+
 int host_data_open(struct host *h, char *err)
 {
-    struct datadir_config d = {.dir = h->cfg->data, .create = 1, .job = h->job.job, .loops = h->cfg->loops,
+    struct datadir_config d = {.dir = h->cfg->data, .create = 1, .job = h->job.job, .created = h->job.created, .loops = h->cfg->loops,
                                .nshards = h->job.nshards, .chunk_bytes = h->job.chunk_bytes};
     name_choose(h);
     if (!strcmp(h->job.durability, "none"))
         return 0;
-    if (!h->cfg->data) {
-        snprintf(err, HOST_TEXT, "job '%s' has durability=%s: give --data DIR, where this server keeps its shards",
-                 h->job.job, h->job.durability);
+    if (data_given(h, &h->job, err))
         return KS_EINVAL;
-    }
     /* What is recorded wins over what we would choose; a new directory needs a choice. */
     d.name = h->cfg->name;
     int r = datadir_open(&d, &h->dir, err);
@@ -199,7 +207,8 @@ int host_job_find(struct host *h, char *err)
     job = kv_find(&e, "job");
     if (!job) {
         coord_event_done(&e);
-        r = job_create(h, err);
+        r = data_given(h, &h->cfg->job, err);
+        r = r ? r : job_create(h, err);
         if (r || (r = ask(h, &range, &e, err)))
             return r;
         job = kv_find(&e, "job");

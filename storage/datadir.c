@@ -36,8 +36,9 @@ static int text_make(const struct datadir *d, char text[SERVER_FILE_MAX])
 {
     int n = snprintf(text, SERVER_FILE_MAX,
                      "keepstep %d\njob=%s\nname=%s\nloops=%" PRIu32 "\nnshards=%" PRIu32 "\nchunk_bytes=%" PRIu32
+                     "\ncreated=%" PRIu64
                      "\nlife=%" PRIu64,
-                     STORE_FORMAT, d->job, d->name, d->loops, d->nshards, d->chunk_bytes, d->life);
+                     STORE_FORMAT, d->job, d->name, d->loops, d->nshards, d->chunk_bytes, d->created, d->life);
     for (uint32_t i = 0; i < d->nformer && n < SERVER_FILE_MAX; i++)
         n += snprintf(text + n, (size_t)(SERVER_FILE_MAX - n), ",%" PRIu64, d->former[i]);
     if (n < SERVER_FILE_MAX)
@@ -93,8 +94,8 @@ static int lives_parse(const char *s, struct datadir *d)
     return 0;
 }
 
-enum { KEY_JOB, KEY_NAME, KEY_LOOPS, KEY_NSHARDS, KEY_CHUNK_BYTES, KEY_LIFE, KEYS };
-static const char *const key_name[KEYS] = {"job", "name", "loops", "nshards", "chunk_bytes", "life"};
+enum { KEY_JOB, KEY_NAME, KEY_LOOPS, KEY_NSHARDS, KEY_CHUNK_BYTES, KEY_CREATED, KEY_LIFE, KEYS };
+static const char *const key_name[KEYS] = {"job", "name", "loops", "nshards", "chunk_bytes", "created", "life"};
 
 static int value_parse(int key, const char *value, struct datadir *d)
 {
@@ -109,6 +110,8 @@ static int value_parse(int key, const char *value, struct datadir *d)
         return number_parse_u32(value, 1, UINT32_MAX, &d->nshards);
     case KEY_CHUNK_BYTES:
         return number_parse_u32(value, 1, UINT32_MAX, &d->chunk_bytes);
+    case KEY_CREATED:
+        return number_parse(value, UINT64_MAX, &d->created);
     default:
         return lives_parse(value, d);
     }
@@ -261,6 +264,11 @@ static int recorded_compare(const struct datadir *d, const struct datadir_config
                   c->job);
         return KS_EEXIST;
     }
+    if (c->created && d->created != c->created) {
+        store_say(err, "%.80s is of an earlier job \"%.60s\", which was forgotten (stop --purge); use an empty directory", d->dir,
+                  d->job);
+        return KS_EEXIST;
+    }
     int rc = number_same(d, "loops", d->loops, c->loops, err);
     if (rc == 0)
         rc = number_same(d, "nshards", d->nshards, c->nshards, err);
@@ -286,6 +294,7 @@ static int new_open(struct datadir *d, const struct datadir_config *c, char *err
     }
     str_copy(d->job, sizeof d->job, c->job);
     str_copy(d->name, sizeof d->name, c->name);
+    d->created = c->created;
     d->loops = c->loops;
     d->nshards = c->nshards;
     d->chunk_bytes = c->chunk_bytes;

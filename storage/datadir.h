@@ -21,6 +21,7 @@ struct datadir_config {
     const char *dir;
     int create;           /* make it (one level) when it is missing or empty */
     const char *job;      /* must be the directory's */
+    uint64_t created;     /* which creation of that job; must be the directory's. 0: not compared */
     const char *name;     /* this server's; NULL: as recorded. Another name than recorded replaces it */
     uint32_t loops;       /* 0: as recorded */
     uint32_t nshards;     /* 0: as recorded; otherwise must be the directory's */
@@ -29,6 +30,7 @@ struct datadir_config {
 struct datadir {
     char dir[PATH_MAX - 32];
     char job[DATADIR_TEXT_MAX], name[DATADIR_TEXT_MAX];
+    uint64_t created;
     uint32_t loops, nshards, chunk_bytes;
     uint64_t life; /* the recorded one: the previous life until datadir_life_set; 0: none */
     uint32_t nformer;
