@@ -79,6 +79,12 @@ bool view_nodes_usable(const struct view_core *v, const struct registered *r)
     return !r->down && !view_nodes_suspects(v, id) && !view_core_removed(v, id);
 }
 
+/* Of one name, the life that started last has the directory, however many died in between. */
+static bool later_life(const struct view_server *a, const struct view_server *b)
+{
+    return a->id > b->id && a->name[0] && strcmp(a->name, b->name) == 0;
+}
+
 /* A later life has opened its directory, so it has lost the lock and is dead, though its registration lives on. */
 static bool outlived(const struct view_core *v, const struct registered *r)
 {
@@ -93,6 +99,9 @@ static bool outlived(const struct view_core *v, const struct registered *r)
 
 bool view_nodes_starter(const struct view_core *v, const struct registered *r)
 {
+    for (uint32_t i = 0; i < v->nservers; i++)
+        if (later_life(&v->server[i].doc.server, &r->doc.server))
+            return false;
     return !outlived(v, r) && view_nodes_usable(v, r) && !view_nodes_draining(v, r->doc.server.id);
 }
 

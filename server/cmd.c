@@ -344,7 +344,8 @@ bool cmd_coord(const struct cmd_args *a, const char **ret)
 {
     const char *v = cmd_value(a, "--coord");
     if (!v) {
-        cmd_usage_error(a->cmd, "--coord is missing: give the coordination store, local:DIR or etcd:URL[,URL...]");
+        cmd_usage_error(a->cmd, "--coord is missing: give the coordination store (or KEEPSTEP_COORD), "
+                                "local:DIR or etcd:URL[,URL...]");
         return false;
     }
     if ((strncmp(v, "local:", 6) || !v[6]) && (strncmp(v, "etcd:", 5) || !v[5])) {

@@ -56,7 +56,8 @@ static const struct cmd cmd = {
     .usage = "--coord URL [--data DIR] [OPTIONS]",
     .what = "Holds shards of a job until SIGTERM, or until the job is stopped.",
     .more = "Options of a new job count for the first server, which creates the job; a later server that gives one must\n"
-            "agree. Errors: one line, status 1 (2: of usage). Logs go to stderr (KEEPSTEP_LOG=debug|info|warn|error|off).",
+            "agree (--members, --mode and --wait-for-server of a later one are ignored). Errors: one line, status 1\n"
+            "(2: of usage). Logs go to stderr (KEEPSTEP_LOG=debug|info|warn|error|off).",
     .option = options,
     .n = sizeof options / sizeof options[0],
 };

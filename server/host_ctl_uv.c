@@ -98,8 +98,12 @@ static void on_closed(void *arg, struct net_conn *c, int status, const char *cau
     host_status_forget(h, c);
     if (p) {
         /* The connector tries again by itself; only the loss of an open connection is news. */
-        if (status == KS_EAUTH)
-            log_error("server_refused_us", "id=%llu cause=\"%s\"", (unsigned long long)p->id, cause);
+        if (status == KS_EAUTH) {
+            char text[HOST_TEXT];
+            snprintf(text, sizeof text, "the server at %.60s, which was there first, has another token for job '%s' (KEEPSTEP_TOKEN "
+                     "or --token-file): %.100s", p->addr, h->job.job, cause);
+            host_finish(h, HOST_FAILED, text);
+        }
         if (!p->in && net_peer_id(c) == p->id)
             event(h, CTL_PEER_DOWN, p->id, true, cause);
         return;

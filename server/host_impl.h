@@ -43,8 +43,10 @@ struct host {
     struct ctl_core *ctl;
     struct ctl_outbox out;
     struct datadir dir;
-    bool has_dir, life_recorded;
+    bool has_dir;
     uint64_t heir_of;
+    uint32_t nformer;              /* lives that the directory had before, oldest first */
+    uint64_t former[CTL_FORMER_MAX];
     uint32_t nloops, loops_running;
     struct loop *loop[LOOPS_MAX];
     struct view_server self;

@@ -54,7 +54,7 @@ static const struct coord_kv *kv_find(const struct coord_event *e, const char *k
 
 #define DIFFERS(field, bit, flag)                                                                                      \
     if (h->cfg->job_set & (bit) && have->field != want->field) {                                                       \
-        snprintf(err, HOST_TEXT, "job '%s' was created with %s %u, not %u: leave the option out, or use "      \
+        snprintf(err, HOST_TEXT, "job '%s' was created with %s %u, not %u: give the same, or use "             \
                  "another job name", have->job, flag, (unsigned)have->field, (unsigned)want->field);                   \
         return KS_EEXIST;                                                                                              \
     }
@@ -69,7 +69,7 @@ static int job_agrees(const struct host *h, const struct job_doc *have, char *er
     DIFFERS(replicas, JOB_REPLICAS, "--replicas")
     DIFFERS(replicas_min, JOB_REPLICAS_MIN, "--min-replicas")
     if (h->cfg->job_set & JOB_DURABILITY && strcmp(have->durability, want->durability)) {
-        snprintf(err, HOST_TEXT, "job '%s' was created with --durability %s, not %s: leave the option out, or use "
+        snprintf(err, HOST_TEXT, "job '%s' was created with --durability %s, not %s: give the same, or use "
                  "another job name", have->job, have->durability, want->durability);
         return KS_EEXIST;
     }
@@ -86,6 +86,15 @@ static void former_life(const struct view *v, const char *name, uint64_t *ret_id
             *ret_id = v->server[i].id;
     for (uint32_t i = 0; *ret_id && i < v->nshards; i++)
         *ret_holds |= v->shard[i].primary == *ret_id;
+}
+
+/* A directory remembers its newest lives only. */
+static bool lived_here(const struct datadir *d, uint64_t id)
+{
+    bool found = id == d->life || d->nformer == DATADIR_FORMER_MAX;
+    for (uint32_t i = 0; i < d->nformer; i++)
+        found |= d->former[i] == id;
+    return found && d->life;
 }
 
 static int view_check(struct host *h, const struct coord_kv *kv, char *err)
@@ -107,7 +116,7 @@ static int view_check(struct host *h, const struct coord_kv *kv, char *err)
         snprintf(err, HOST_TEXT, "server '%s' of job '%s' held shards in memory only (--durability none); they are "
                  "lost with it", h->name, h->job.job);
         r = KS_ESTATE;
-    } else if (holds && h->dir.life == 0) {
+    } else if (holds && !lived_here(&h->dir, h->heir_of)) {
         snprintf(err, HOST_TEXT, "server '%s' of job '%s' keeps its shards in another data directory than %.80s: start "
                  "it there, or give this one another --name", h->name, h->job.job, h->dir.dir);
         r = KS_ENOENT;
@@ -122,7 +131,9 @@ static int job_create(struct host *h, char *err)
 {
     struct coord_request r = {.kind = COORD_TXN, .tag = 2, .nguards = 1, .nops = 1};
     struct coord_event e;
-    char *doc = job_encode(&h->cfg->job);
+    struct job_doc job = h->cfg->job;
+    job.created = h->id;
+    char *doc = job_encode(&job);
     r.guard[0] = (struct coord_guard){.kind = GUARD_ABSENT, .key = "job"};
     r.op[0] = (struct coord_op){.key = "job", .value = doc};
     int s = ask(h, &r, &e, err);
@@ -153,18 +164,24 @@ static void name_choose(struct host *h)
     snprintf(h->name, sizeof h->name, "%s:%d", host, (int)getpid());
 }
 
+static int data_given(const struct host *h, const struct job_doc *job, char *err)
+{
+    if (h->cfg->data || !strcmp(job->durability, "none"))
+        return 0;
+    snprintf(err, HOST_TEXT, "job '%s' has durability=%s: give --data DIR, where this server keeps its shards", job->job,
+             job->durability);
+    return KS_EINVAL;
+}
+
 int host_data_open(struct host *h, char *err)
 {
-    struct datadir_config d = {.dir = h->cfg->data, .create = 1, .job = h->job.job, .loops = h->cfg->loops,
+    struct datadir_config d = {.dir = h->cfg->data, .create = 1, .job = h->job.job, .created = h->job.created, .loops = h->cfg->loops,
                                .nshards = h->job.nshards, .chunk_bytes = h->job.chunk_bytes};
     name_choose(h);
     if (!strcmp(h->job.durability, "none"))
         return 0;
-    if (!h->cfg->data) {
-        snprintf(err, HOST_TEXT, "job '%s' has durability=%s: give --data DIR, where this server keeps its shards",
-                 h->job.job, h->job.durability);
+    if (data_given(h, &h->job, err))
         return KS_EINVAL;
-    }
     /* What is recorded wins over what we would choose; a new directory needs a choice. */
     d.name = h->cfg->name;
     int r = datadir_open(&d, &h->dir, err);
@@ -192,7 +209,8 @@ int host_job_find(struct host *h, char *err)
     job = kv_find(&e, "job");
     if (!job) {
         coord_event_done(&e);
-        r = job_create(h, err);
+        r = data_given(h, &h->cfg->job, err);
+        r = r ? r : job_create(h, err);
         if (r || (r = ask(h, &range, &e, err)))
             return r;
         job = kv_find(&e, "job");

@@ -51,24 +51,18 @@ static void loops_prepare(struct host *h, const struct prepare *p)
     }
 }
 
-/* Before the first view that lists this life reaches the loops, the directory says whose it is now. */
-static bool life_record(struct host *h, const struct view *v)
+static void loops_heir_of(struct host *h, uint64_t id)
 {
-    char err[STORE_ERR_TEXT];
-    if (h->life_recorded || !h->has_dir || !view_server_find(v, h->id))
-        return true;
-    if (datadir_life_set(&h->dir, h->id, err)) {
-        host_finish(h, HOST_FAILED, err);
-        return false;
+    log_info("heir_of", "id=%llu", (unsigned long long)id);
+    for (uint32_t i = 0; h->has_dir && i < h->nloops; i++) {
+        struct mail *m = mail_new(MAIL_HEIR_OF);
+        m->id = id;
+        loop_post(h->loop[i], m);
     }
-    h->life_recorded = true;
-    return true;
 }
 
 static void loops_adopt(struct host *h, const struct view *v)
 {
-    if (!life_record(h, v))
-        return;
     log_info("view", "epoch=%llu servers=%u members=%u", (unsigned long long)v->epoch, v->nservers, v->nmembers);
     for (uint32_t i = 0; i < h->nloops; i++) {
         struct mail *m = mail_new(MAIL_ADOPT);
@@ -137,6 +131,9 @@ static void carry_out(struct host *h, const struct ctl_effect *e)
         break;
     case CTL_ADOPTED:
         host_status_view(h, e->view);
+        break;
+    case CTL_HEIR_OF:
+        loops_heir_of(h, e->id);
         break;
     case CTL_FENCED:
         host_finish(h, HOST_FENCED, e->text);
@@ -289,7 +286,23 @@ static void core_start(struct host *h)
     struct ctl_config c = {.job = h->job, .nloops = h->nloops};
     c.self.server = h->self;
     c.self.heir_of = h->heir_of;
+    c.nformer = h->nformer;
+    memcpy(c.former, h->former, sizeof c.former);
     h->ctl = ctl_core_create(&c);
+}
+
+/* Before anybody hears of this life: should it die as soon as a view lists it, the next one must know that it was here. */
+static int life_record(struct host *h, char *err)
+{
+    struct datadir *d = &h->dir;
+    if (!h->has_dir)
+        return 0;
+    if (d->life) {
+        for (uint32_t i = d->nformer; i-- > 0;)
+            h->former[h->nformer++] = d->former[i];
+        h->former[h->nformer++] = d->life;
+    }
+    return datadir_life_set(d, h->id, err);
 }
 
 static int ready_write(const struct host *h, char *err)
@@ -311,6 +324,8 @@ static int start(struct host *h, char *err)
         r = host_job_find(h, err);
     if (!r)
         r = host_net_open(h, err);
+    if (!r)
+        r = life_record(h, err);
     if (!r)
         r = ready_write(h, err);
     for (uint32_t i = 0; !r && i < h->nloops; i++) {

@@ -510,6 +510,9 @@ static void on_mail(void *arg, struct mail *m)
         step(l, &e);
         close_unlisted(l, m->view);
         break;
+    case MAIL_HEIR_OF:
+        shard_core_loaded(l->core, m->id);
+        break;
     case MAIL_CLOSE_PEER:
         do_close(l, m->id, KS_EFENCED, m->text);
         break;

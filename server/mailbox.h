@@ -13,6 +13,7 @@ enum mail_kind {
     MAIL_PREPARE = 1,   /* control -> loop: prepare */
     MAIL_ADOPT,         /* control -> loop: view */
     MAIL_CLOSE_PEER,    /* control -> loop: id, text */
+    MAIL_HEIR_OF,       /* control -> loop: id, whose heir this life is */
     MAIL_STATS,         /* control -> loop: seq = request; answered with stats */
     MAIL_STOP,          /* control -> loop: close everything and end the thread */
     MAIL_REPORT,        /* loop -> control: ballot, report */

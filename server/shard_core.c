@@ -330,15 +330,27 @@ static void park(struct shard_core *c, const struct shard_event *e)
     shard_effect_add(c, SHARD_WANT_VIEW)->epoch = e->header.epoch;
 }
 
+/* There was no buffer for it. The member sends it again on its next connection; when nothing at all was taken in between, again
+ * and again, the limit is too small for one step. */
+static void on_discarded(struct shard_core *c, const struct shard_event *e)
+{
+    if (e->header.type == FRAME_PUSH && !upload_fits(c, &e->header)) {
+        shard_close(c, e->from, KS_EPROTO, "payload does not fit the declared tensor");
+        return;
+    }
+    c->discards = c->stats.applied == c->discards_applied ? c->discards + 1 : 1;
+    c->discards_applied = c->stats.applied;
+    if (c->discards >= DISCARDS_MAX)
+        shard_out_of_memory(c);
+    else
+        shard_close(c, e->from, KS_ENOMEM, "out of buffers; connect again");
+}
+
 static void frame_handle(struct shard_core *c, uint32_t slot, const struct shard_event *e)
 {
     const struct frame_header *h = &e->header;
     if (e->discarded) {
-        /* The member sends it again when it is told: NEED after its DONE, or on the next connection. */
-        if (h->type != FRAME_PUSH || upload_fits(c, h))
-            shard_close(c, e->from, KS_ENOMEM, "out of buffers; connect again");
-        else
-            shard_close(c, e->from, KS_EPROTO, "payload does not fit the declared tensor");
+        on_discarded(c, e);
         return;
     }
     switch (h->type) {

@@ -11,7 +11,7 @@
 #include "server/optim.h"
 #include "server/shard_core.h"
 
-enum { SLOT_NONE = UINT32_MAX, SETTINGS_MAX = 1024, HOLDERS_MAX = 2 * BACKUPS_MAX, CATCH_UP_BYTES = 4 << 20 };
+enum { SLOT_NONE = UINT32_MAX, SETTINGS_MAX = 1024, DISCARDS_MAX = 16, HOLDERS_MAX = 2 * BACKUPS_MAX, CATCH_UP_BYTES = 4 << 20 };
 /* Who must have an item (an image, a mark, W) before it counts: a bit for each holder of the shard, and one for our disk. */
 #define DISK_BIT (1u << 7)
 #define VERSION_OF(epoch, n) ((uint64_t)(epoch) << 32 | (uint32_t)(n))
@@ -259,6 +259,8 @@ struct shard_core {
     struct shard_report *report;   /* what was reported to `ballot` */
     uint32_t nreport, creport;
     struct ballot ballot;
+    uint32_t discards;             /* pushes that found no buffer since one was applied */
+    uint64_t discards_applied;
     struct op_block *op_block, *op_now;
     uint64_t now_us;
     struct shard_stats stats;

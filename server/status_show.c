@@ -54,9 +54,13 @@ static const char *server_state(const struct server_row *s)
     return !s->in_view ? "not in the view yet" : "ok";
 }
 
-static void print_server(const struct server_row *s, FILE *to)
+static void print_server(const struct server_row *s, bool ended, FILE *to)
 {
     char memory[16], rate[16], in[16], out[16];
+    if (!s->doc && ended && !s->registered) {
+        fprintf(to, "%-14s %-21s %5u %6u  exited\n", s->who.name, s->who.ctl, s->who.nloops, s->shards);
+        return;
+    }
     if (!s->doc) {
         fprintf(to, "%-14s %-21s %5u %6u  UNREACHABLE: %s%s\n", s->who.name, s->who.ctl, s->who.nloops, s->shards,
                 server_state(s), s->registered ? "" : " (not registered)");
@@ -98,7 +102,7 @@ void picture_print(const struct picture *p, FILE *to)
     fprintf(to, "\n%-14s %-21s %5s %6s %7s %7s %7s %8s %8s %8s  %-4s  %s\n", "SERVER", "CONTROL", "LOOPS", "SHARDS",
             "TENSORS", "CHUNKS", "MEMORY", "PUSH/s", "IN/s", "OUT/s", "", "ID");
     for (uint32_t i = 0; i < p->nservers; i++)
-        print_server(&p->server[i], to);
+        print_server(&p->server[i], p->state.view && p->state.view->ended[0], to);
     fprintf(to, "\n%-14s %5s %8s %5s %8s %8s %6s %6s %6s %6s  %s\n", "MEMBER", "RANK", "CLOCK", "LAG", "PUSHES", "BYTES",
             "DUPL", "LATE", "STALE", "NAN", "ID");
     for (uint32_t i = 0; i < p->nmembers; i++)

@@ -34,10 +34,16 @@ static int text_field_ok(const char *s)
 
 static int text_make(const struct datadir *d, char text[SERVER_FILE_MAX])
 {
-    return snprintf(text, SERVER_FILE_MAX,
-                    "keepstep %d\njob=%s\nname=%s\nloops=%" PRIu32 "\nnshards=%" PRIu32 "\nchunk_bytes=%" PRIu32
-                    "\nlife=%" PRIu64 "\n",
-                    STORE_FORMAT, d->job, d->name, d->loops, d->nshards, d->chunk_bytes, d->life);
+    int n = snprintf(text, SERVER_FILE_MAX,
+                     "keepstep %d\njob=%s\nname=%s\nloops=%" PRIu32 "\nnshards=%" PRIu32 "\nchunk_bytes=%" PRIu32
+                     "\ncreated=%" PRIu64
+                     "\nlife=%" PRIu64,
+                     STORE_FORMAT, d->job, d->name, d->loops, d->nshards, d->chunk_bytes, d->created, d->life);
+    for (uint32_t i = 0; i < d->nformer && n < SERVER_FILE_MAX; i++)
+        n += snprintf(text + n, (size_t)(SERVER_FILE_MAX - n), ",%" PRIu64, d->former[i]);
+    if (n < SERVER_FILE_MAX)
+        n += snprintf(text + n, (size_t)(SERVER_FILE_MAX - n), "\n");
+    return n;
 }
 
 /* Decimal digits only, at most max. */
@@ -70,8 +76,26 @@ static int text_parse_field(const char *s, char ret[DATADIR_TEXT_MAX])
     return text_field_ok(s) ? str_copy(ret, DATADIR_TEXT_MAX, s) : -1;
 }
 
-enum { KEY_JOB, KEY_NAME, KEY_LOOPS, KEY_NSHARDS, KEY_CHUNK_BYTES, KEY_LIFE, KEYS };
-static const char *const key_name[KEYS] = {"job", "name", "loops", "nshards", "chunk_bytes", "life"};
+/* The newest life, and those before it behind commas. */
+static int lives_parse(const char *s, struct datadir *d)
+{
+    char copy[SERVER_FILE_MAX + 1], *at = copy, *one;
+    uint64_t life = 0;
+    if (str_copy(copy, sizeof copy, s))
+        return -1;
+    d->nformer = 0;
+    if (number_parse(strsep(&at, ","), UINT64_MAX, &d->life))
+        return -1;
+    while ((one = strsep(&at, ",")) != NULL) {
+        if (d->nformer == DATADIR_FORMER_MAX || number_parse(one, UINT64_MAX, &life) || life == 0 || d->life == 0)
+            return -1;
+        d->former[d->nformer++] = life;
+    }
+    return 0;
+}
+
+enum { KEY_JOB, KEY_NAME, KEY_LOOPS, KEY_NSHARDS, KEY_CHUNK_BYTES, KEY_CREATED, KEY_LIFE, KEYS };
+static const char *const key_name[KEYS] = {"job", "name", "loops", "nshards", "chunk_bytes", "created", "life"};
 
 static int value_parse(int key, const char *value, struct datadir *d)
 {
@@ -86,8 +110,10 @@ static int value_parse(int key, const char *value, struct datadir *d)
         return number_parse_u32(value, 1, UINT32_MAX, &d->nshards);
     case KEY_CHUNK_BYTES:
         return number_parse_u32(value, 1, UINT32_MAX, &d->chunk_bytes);
+    case KEY_CREATED:
+        return number_parse(value, UINT64_MAX, &d->created);
     default:
-        return number_parse(value, UINT64_MAX, &d->life);
+        return lives_parse(value, d);
     }
 }
 
@@ -238,6 +264,11 @@ static int recorded_compare(const struct datadir *d, const struct datadir_config
                   c->job);
         return KS_EEXIST;
     }
+    if (c->created && d->created != c->created) {
+        store_say(err, "%.80s is of an earlier job \"%.60s\", which was forgotten (stop --purge); use an empty directory", d->dir,
+                  d->job);
+        return KS_EEXIST;
+    }
     int rc = number_same(d, "loops", d->loops, c->loops, err);
     if (rc == 0)
         rc = number_same(d, "nshards", d->nshards, c->nshards, err);
@@ -263,6 +294,7 @@ static int new_open(struct datadir *d, const struct datadir_config *c, char *err
     }
     str_copy(d->job, sizeof d->job, c->job);
     str_copy(d->name, sizeof d->name, c->name);
+    d->created = c->created;
     d->loops = c->loops;
     d->nshards = c->nshards;
     d->chunk_bytes = c->chunk_bytes;
@@ -345,6 +377,12 @@ int datadir_life_set(struct datadir *d, uint64_t life, char *err)
 {
     struct datadir next = *d;
     CHECK(life != 0);
+    if (d->life) {
+        uint32_t kept = d->nformer < DATADIR_FORMER_MAX ? d->nformer : DATADIR_FORMER_MAX - 1;
+        memcpy(next.former + 1, d->former, kept * sizeof *d->former);
+        next.former[0] = d->life;
+        next.nformer = kept + 1;
+    }
     next.life = life;
     next.fresh = 0;
     int rc = server_write(&next, err);

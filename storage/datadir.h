@@ -4,9 +4,9 @@
  *     DIR/owner.lock          held for the life of the process
  *     DIR/loop-0, loop-1 ..   one store (store.h) per event loop
  *
- * A new life opens the directory, opens the stores (creating them when `fresh`), and only then records itself
- * with datadir_life_set: a directory whose stores were never all there says so by life 0. The life that is
- * replaced is what a server's `heir_of` names. One thread; no locks. */
+ * A new life opens the directory, opens the stores (creating them when `fresh`), then records itself with
+ * datadir_life_set, and only then tells others of itself: a directory whose stores were never all there says so by
+ * life 0. Which of the recorded lives a new one is the heir of, the view says. One thread; no locks. */
 #ifndef STORAGE_DATADIR_H
 #define STORAGE_DATADIR_H
 
@@ -15,12 +15,13 @@
 
 #include "storage/store.h"
 
-enum { DATADIR_TEXT_MAX = 256, DATADIR_LOOPS_MAX = 1024 };
+enum { DATADIR_TEXT_MAX = 256, DATADIR_LOOPS_MAX = 1024, DATADIR_FORMER_MAX = 15 };
 
 struct datadir_config {
     const char *dir;
     int create;           /* make it (one level) when it is missing or empty */
     const char *job;      /* must be the directory's */
+    uint64_t created;     /* which creation of that job; must be the directory's. 0: not compared */
     const char *name;     /* this server's; NULL: as recorded. Another name than recorded replaces it */
     uint32_t loops;       /* 0: as recorded */
     uint32_t nshards;     /* 0: as recorded; otherwise must be the directory's */
@@ -29,8 +30,11 @@ struct datadir_config {
 struct datadir {
     char dir[PATH_MAX - 32];
     char job[DATADIR_TEXT_MAX], name[DATADIR_TEXT_MAX];
+    uint64_t created;
     uint32_t loops, nshards, chunk_bytes;
     uint64_t life; /* the recorded one: the previous life until datadir_life_set; 0: none */
+    uint32_t nformer;
+    uint64_t former[DATADIR_FORMER_MAX]; /* lives before `life`, newest first; older ones are forgotten */
     int fresh;     /* life was 0 when it was opened: the stores may have to be created */
     int lock_fd;
 };

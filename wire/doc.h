@@ -16,6 +16,7 @@ enum { ERR_TEXT = 256, PREPARE_NODES_MAX = 4096, TENSOR_NAME_MAX = 256, TENSOR_D
 /* ---- job settings: written once, by the first server, under "job" ---- */
 struct job_doc {
     char job[NAME_MAX_BYTES];
+    uint64_t created;                       /* tells jobs of the same name apart: data of an earlier one is not taken over */
     uint32_t nshards, chunk_bytes;
     uint32_t servers_min, members_min;     /* to wait for before the first view / the first step */
     uint32_t replicas;                      /* backups per shard that are wanted */

@@ -88,6 +88,7 @@ char *job_encode(const struct job_doc *j)
     struct doc_writer w = {0};
     doc_put_open(&w, NULL, '{');
     doc_put_text(&w, "job", j->job);
+    doc_put_id(&w, "created", j->created);
     doc_put_number(&w, "nshards", j->nshards);
     doc_put_number(&w, "chunk_bytes", j->chunk_bytes);
     doc_put_number(&w, "servers_min", j->servers_min);
@@ -109,6 +110,7 @@ int job_decode(const char *text, size_t size, struct job_doc *ret, char *err)
     struct job_doc j = {0};
     doc_open(&r, "job", text, size, DOC_SMALL_MAX, err, &n);
     doc_get_text(&n, "job", j.job, sizeof j.job, 1);
+    j.created = doc_get_id(&n, "created", 0, UINT64_MAX);
     j.nshards = doc_get_number(&n, "nshards", 1, SHARDS_MAX);
     j.chunk_bytes = doc_get_number(&n, "chunk_bytes", CHUNK_BYTES_MIN, CHUNK_BYTES_MAX);
     if (j.chunk_bytes % 8)

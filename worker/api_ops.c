@@ -31,14 +31,6 @@ static int enter(struct ks_job *j)
     return rc ? rc : job_until_running(j, &w);
 }
 
-static int tensor_ready(const struct ks_tensor *t)
-{
-    if (t->failed)
-        return job_error(t->failed, "tensor '%s' could not be declared again: %s", t->spec.name,
-                         t->failed_text ? t->failed_text : "");
-    return t->ready ? 0 : job_error(KS_ESTATE, "tensor '%s' is not registered yet", t->spec.name);
-}
-
 /* Hands the handle out, or the error when the call itself was wrong and nothing is under way. */
 static int hand_out(struct ks_handle *h, struct ks_handle **ret)
 {

@@ -93,8 +93,10 @@ static int declare(struct ks_tensor *t, struct waiter *w)
         op_submit(j, h, t, &e);
         handle_seal(h);
         job_flush(j, true);
-        if (!handle_wait(h, w, &status))
+        if (!handle_wait(h, w, &status)) {
+            h->forget = true;
             return status;
+        }
         uint32_t index = h->tensor;
         rc = handle_take(h);
         if (rc == KS_EFENCED)
@@ -122,31 +124,43 @@ static int find(struct ks_job *j, const struct tensor_spec *s, struct waiter *w,
     return 0;
 }
 
+/* What is begun and cannot be waited for would be left behind. */
+static int may_wait(const struct ks_job *j)
+{
+    return job_in_loop(j) ? job_error(KS_ESTATE, "a callback must not wait") : 0;
+}
+
 static int tensor_register(struct ks_job *j, const struct tensor_spec *s, struct ks_tensor **ret)
 {
     struct waiter w;
     struct ks_tensor *t = NULL;
     int rc = waiter_init(&w, j, -1);
     if (!rc)
+        rc = may_wait(j);
+    if (!rc)
         rc = job_until_running(j, &w);
     if (!rc)
         rc = find(j, s, &w, &t);
     if (rc)
         return rc;
-    if (!t) {
+    if (!t)
         t = tensor_add(j, s);
+    if (!t->ready) {
+        t->declaring = true;
         rc = declare(t, &w);
         t->declaring = false;
         /* One that timed out may still be declared later: it stays, so that the answer finds it. */
-        if (rc && rc != KS_ETIMEOUT) {
+        if (rc && rc != KS_ETIMEOUT && !t->handed) {
             tensor_remove(t);
             return rc;
         }
         job_notify(j);
     }
-    if (!rc)
-        *ret = t;
-    return rc;
+    if (rc)
+        return rc;
+    t->handed = true;
+    *ret = t;
+    return 0;
 }
 
 int ks_tensor_register(struct ks_job *job, const char *name, const struct ks_spec *spec, struct ks_tensor **ret)
@@ -172,16 +186,24 @@ static int init(struct ks_tensor *t, const void *data, int64_t timeout_ms, int *
     int status;
     int rc = waiter_init(&w, j, timeout_ms);
     if (!rc)
+        rc = may_wait(j);
+    if (!rc)
         rc = job_until_running(j, &w);
+    if (!rc)
+        rc = tensor_ready(t);
     if (rc)
         return rc;
     struct ks_handle *h = handle_create(j);
-    struct client_event e = {.kind = CLIENT_INIT, .in = data};
+    /* After a timeout the servers may still grant the claim, and `data` is the caller's again. */
+    h->copy = mem_dup(data, tensor_bytes(&t->spec));
+    struct client_event e = {.kind = CLIENT_INIT, .in = h->copy};
     op_submit(j, h, t, &e);
     handle_seal(h);
     job_flush(j, true);
-    if (!handle_wait(h, &w, &status))
+    if (!handle_wait(h, &w, &status)) {
+        h->forget = true;
         return status;
+    }
     rc = handle_take(h);
     if (rc && rc != KS_EEXIST)
         return rc;

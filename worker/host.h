@@ -65,6 +65,7 @@ struct ks_handle {
     void (*fn)(void *arg, int outcome);
     void *arg;
     char *text; /* of status; NULL: its general text */
+    void *copy; /* what the operation sends, when its caller may be gone before it */
 };
 
 struct job_op {
@@ -82,6 +83,7 @@ struct ks_tensor {
     uint32_t index; /* in this life's core */
     bool ready;     /* declared in this life */
     bool declaring; /* somebody's ks_tensor_register is under way */
+    bool handed;    /* the application has it */
     int failed;     /* it could not be declared again */
     char *failed_text;
     /* Payloads that name user memory in send queues. An operation that is over is told to its owner only when there are
@@ -197,6 +199,8 @@ void handle_free(struct ks_handle *h);
 void handle_seal(struct ks_handle *h);
 /* e->op is set here. */
 void op_submit(struct ks_job *j, struct ks_handle *h, struct ks_tensor *t, struct client_event *e);
+/* 0 when it is declared in this life. */
+int tensor_ready(const struct ks_tensor *t);
 void ops_end_all(struct ks_job *j, int status);
 /* Steps the core (there must be one) and does what it says. */
 void job_step(struct ks_job *j, struct client_event *e);

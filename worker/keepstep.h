@@ -30,8 +30,9 @@
  * returned, ks_poll gave 1, or the callback ran): inputs must not change, outputs must not be read. Input and output may
  * be the same buffer (then the library keeps one more copy).
  *
- * THREADS. Every function may be called from any thread. Callbacks run on the library's thread: they must not block
- * and must not call functions that wait. After fork() the child must not use the job.
+ * THREADS. Every function may be called from any thread. Callbacks run on the library's thread, or on a thread that is inside
+ * one of the waits and does the library's work meanwhile: they must not block and must not call functions that wait. After fork()
+ * the child must not use the job.
  *
  * ERRORS. 0 or a negative KS_E* (keepstep_err.h). ks_last_error(job) is the last error's text for this thread.
  * Deadlines are in milliseconds; -1 means the job's default (KEEPSTEP_TIMEOUT, 600 s). No call waits for ever. */
@@ -172,7 +173,8 @@ struct ks_stats {
     uint64_t wait_us, wait_us_max;                  /* in ks_wait, ks_step_wait */
 };
 KS_API void ks_stats(const struct ks_job *job, struct ks_stats *ret);
-/* Of one tensor: applied pushes of this member (chunks) by how many steps the most advanced member was ahead (last bucket: more). */
+/* Of one tensor: applied pushes of this member (chunks) by how many steps the most advanced member was ahead (last bucket: more).
+ * In ssp:S at most S + 1: the most advanced one may end a step before it has to wait. */
 KS_API void ks_staleness(const struct ks_tensor *t, uint64_t ret[KS_STALENESS_BUCKETS]);
 /* Who or what this member waits for at this moment ("step 812: waiting 12 s for member gpu-7"), or "". Returns its length. */
 KS_API size_t ks_waiting(const struct ks_job *job, char *out, size_t size);

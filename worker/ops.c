@@ -34,6 +34,7 @@ void handle_free(struct ks_handle *h)
     if (h->next)
         h->next->prev = h->prev;
     mem_free(h->text);
+    mem_free(h->copy);
     h->next = j->spare_handles;
     j->spare_handles = h;
 }
@@ -128,6 +129,14 @@ bool handle_wait(struct ks_handle *h, struct waiter *w, int *ret_status)
 }
 
 /* ---- operations ---- */
+
+int tensor_ready(const struct ks_tensor *t)
+{
+    if (t->failed)
+        return job_error(t->failed, "tensor '%s' could not be declared again: %s", t->spec.name,
+                         t->failed_text ? t->failed_text : "");
+    return t->ready ? 0 : job_error(KS_ESTATE, "tensor '%s' is not registered yet", t->spec.name);
+}
 
 void op_submit(struct ks_job *j, struct ks_handle *h, struct ks_tensor *t, struct client_event *e)
 {

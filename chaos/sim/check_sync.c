@@ -20,7 +20,8 @@ static bool count_right(const struct world *w, uint32_t m, uint32_t tensor, int6
         return count == (h->until[step][m] ? pushes_until(w, m, tensor, h->until[step][m] - 1) : 0);
     if (x->live && x->join > step)
         return count == 0;
-    return count >= x->acked[tensor];
+    uint32_t by_then = pushes_until(w, m, tensor, step);
+    return count >= (by_then < x->acked[tensor] ? by_then : x->acked[tensor]);
 }
 
 static void check_integers(struct world *w, const char *who, int64_t step, uint32_t tensor, uint32_t chunk,

@@ -106,6 +106,14 @@ static uint64_t pause_length(const struct world *w, struct rng *r, const struct 
 
 /* ---- what happens ---- */
 
+/* Where the moment was, or anywhere. */
+static struct proc *target(const struct world *w, struct fault *f, enum proc_kind kind)
+{
+    if (f->at_proc && f->at_proc->alive && f->at_proc->kind == kind)
+        return f->at_proc;
+    return pick(w, &f->rng, kind);
+}
+
 /* Does every shard that p holds have another holder that is well? */
 static bool spare(const struct world *w, const struct proc *p)
 {
@@ -187,17 +195,25 @@ static struct link *pick_link(const struct world *w, struct rng *r)
 
 static uint64_t stall_end(const struct world *w, struct rng *r)
 {
-    return w->now + 5 * SIM_MS + rng_below(r, rng_chance(r, 500) ? 50 * SIM_MS : 600 * SIM_MS);
+    return w->now + 5 * SIM_MS + rng_below(r, rng_chance(r, 500) ? 50 * SIM_MS : 1000 * SIM_MS);
 }
 
+/* One direction of a connection, or everything that a server sends to members. */
 static void stall_link(struct world *w, struct rng *r)
 {
     struct link *l = pick_link(w, r);
-    bool to_connector = rng_chance(r, 600);
-    if (!l)
-        return;
-    link_stall(w, l, to_connector, stall_end(w, r));
-    l->connector->faulted = l->listener->faulted = true;
+    bool to_connector = rng_chance(r, 600), all = rng_chance(r, 400);
+    struct proc *s = all ? pick(w, r, PROC_SERVER) : NULL;
+    if (l && !s) {
+        link_stall(w, l, to_connector, stall_end(w, r));
+        l->connector->faulted = l->listener->faulted = true;
+    }
+    for (uint32_t i = 0; s && i < s->nlinks; i++) {
+        if (s->links[i]->control || !rng_chance(r, 700))
+            continue;
+        link_stall(w, s->links[i], true, stall_end(w, r));
+        s->links[i]->connector->faulted = s->links[i]->listener->faulted = true;
+    }
 }
 
 /* It still reaches the store: what it decides is written, and what it said arrives late. */
@@ -208,8 +224,8 @@ static void stall_leader(struct world *w, struct rng *r, struct proc *p)
             p->links[i]->connector->faulted = p->links[i]->listener->faulted = true;
             link_stall(w, p->links[i], p == p->links[i]->listener, stall_end(w, r));
         }
-    if (p && rng_chance(r, 400))
-        proc_pause(w, p, SIM_MS + rng_below(r, 700 * SIM_MS));
+    if (p && rng_chance(r, 600))
+        proc_pause(w, p, SIM_MS + rng_below(r, 1000 * SIM_MS));
 }
 
 static void break_link(struct world *w, struct rng *r)
@@ -301,8 +317,8 @@ static void strike(struct world *w, struct fault *f)
     struct rng *r = &f->rng;
     struct proc *p;
     switch (f->kind) {
-    case FAULT_KILL_SERVER: end_server(w, r, pick(w, r, PROC_SERVER), END_RETURNS); break;
-    case FAULT_PAUSE_SERVER: pause(w, r, pick(w, r, PROC_SERVER)); break;
+    case FAULT_KILL_SERVER: end_server(w, r, target(w, f, PROC_SERVER), END_RETURNS); break;
+    case FAULT_PAUSE_SERVER: pause(w, r, target(w, f, PROC_SERVER)); break;
     case FAULT_KILL_MEMBER: kill_member(w, r); break;
     case FAULT_PAUSE_MEMBER: pause(w, r, pick(w, r, PROC_MEMBER)); break;
     case FAULT_BREAK: break_link(w, r); break;
@@ -355,11 +371,14 @@ static void fault_due(struct world *w, void *arg, uint64_t n)
 
 void fault_trigger(struct world *w, enum fault_trigger t, struct proc *p)
 {
-    (void)p;
     struct fault *f = w->armed[t];
+    w->moments[t]++;
+    w->moment_of[t] = p;
     if (!f || w->calm)
         return;
     w->armed[t] = NULL;
+    if (p && p->alive && rng_chance(&f->rng, 500))
+        f->at_proc = p;
     uint64_t delay = rng_chance(&f->rng, 500) ? 0 : rng_below(&f->rng, 3 * SIM_MS);
     world_at(w, w->now + delay, NULL, fault_strike, f, (uint64_t)(f - w->fault));
 }

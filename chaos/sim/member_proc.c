@@ -139,6 +139,8 @@ static void connections_follow(struct world *w, struct proc *p)
         struct link *l = p->links[i];
         if (!l->control && l->wanted && !serves(v, l->listener->id))
             link_give_up(w, p, l);
+        if (!p->alive || w->failed)
+            return;
     }
     for (uint32_t i = 0; p->alive && !w->failed && i < v->nservers; i++) {
         struct proc *s = world_proc(w, v->server[i].id);

@@ -394,9 +394,14 @@ void link_send(struct world *w, struct link *l, struct proc *from, struct msg *m
     pipe_push(w, p, m, delay);
 }
 
-/* What is sent from now on, one way, waits; the connection stays open (a switch's queue, a slow receiver). */
+/* What is under way and what is sent from now on, one way, waits; the connection stays open (a switch's queue, a slow
+ * receiver). */
 void link_stall(struct world *w, struct link *l, bool to_connector, uint64_t until)
 {
+    struct pipe *p = to_connector ? &l->to_connector : &l->to_listener;
+    for (struct msg *m = p->head; m; m = m->next)
+        m->at = m->at > until ? m->at : until;
+    p->last = p->head && p->last < until ? until : p->last;
     world_note(w, "%s -> %s (%s) stalls until %.1f ms", (to_connector ? l->listener : l->connector)->name,
                (to_connector ? l->connector : l->listener)->name, l->control ? "control" : "data", (double)until / 1e3);
     if (to_connector)

@@ -128,7 +128,10 @@ static void effect(struct world *w, struct proc *p, struct ctl_effect *e)
         loops_tell(w, p, e);
         fault_trigger(w, TRIGGER_PREPARE, p);
         break;
-    case CTL_LOOPS_ADOPT: loops_tell(w, p, e); break;
+    case CTL_LOOPS_ADOPT:
+        loops_tell(w, p, e);
+        fault_trigger(w, TRIGGER_ADOPT, p);
+        break;
     case CTL_CONNECT: connect_to(w, p, e->to ? e->to : e->id); break;
     case CTL_DISCONNECT:
         world_note(w, "%s disconnects %lu: %s", p->name, (unsigned long)e->to, e->text);

@@ -12,7 +12,8 @@
  *   member_proc.c  a member's host                         app.c         a member's application
  *   faults.c       numbered faults                         check_*.c     the invariants
  *   server_link.c  a server's data connections
- *   mutants.c      guards taken out, one at a time         main.c        command line, shrinking */
+ *   mutants.c      guards taken out, one at a time         main.c        command line, shrinking
+ *   script.h       told step by step, for tests/scenario */
 #ifndef SIM_SIM_H
 #define SIM_SIM_H
 
@@ -324,12 +325,13 @@ enum fault_kind {
     FAULT_KINDS
 };
 enum fault_trigger { TRIGGER_TIME, TRIGGER_CAS, TRIGGER_PREPARE, TRIGGER_COMMIT, TRIGGER_RESULT, TRIGGER_COMPLETE,
-                     TRIGGERS };
+                     TRIGGER_ADOPT, TRIGGERS };
 struct fault {
     enum fault_kind kind;
     enum fault_trigger trigger;
     uint64_t at;
     bool done;
+    struct proc *at_proc;          /* where its moment came; NULL: anywhere */
     struct rng rng;                /* its own, so that muting one fault does not change another */
 };
 
@@ -363,6 +365,8 @@ struct world {
     struct fault fault[SIM_FAULTS_MAX];
     uint32_t nfaults;
     struct fault *armed[TRIGGERS];
+    uint32_t moments[TRIGGERS];    /* how often each came, */
+    struct proc *moment_of[TRIGGERS];   /* and where the last time */
     bool calm;
     uint64_t calm_at, quiet_since;
     int64_t target;                /* applications stop when their step reaches it */
@@ -391,7 +395,8 @@ struct world *world_create(const struct sim_options *o);
 void world_free(struct world *w);
 /* One event. false: nothing left, or the run failed. */
 bool world_step(struct world *w);
-void world_run(struct world *w);                 /* to the end, with all checks */
+void world_run(struct world *w);                 /* with the seed's faults, to the end, with all checks */
+void world_run_out(struct world *w);             /* from here on: until calm and everybody is through, then the last checks */
 void world_calm(struct world *w);                /* faults stop: everything heals */
 bool world_idle(const struct world *w);          /* every live member is at the target */
 void world_end(struct world *w);                 /* everybody stops */

@@ -280,7 +280,7 @@ static void poke_all(struct world *w)
 
 void world_target_raise(struct world *w)
 {
-    for (uint32_t i = 0; w->calm && i < w->view->nmembers; i++)
+    for (uint32_t i = 0; w->calm && w->view && i < w->view->nmembers; i++)
         if (w->view->member[i].live && w->view->member[i].join > w->target && w->view->member[i].join < SIM_STEPS_MAX) {
             w->target = w->view->member[i].join;
             poke_all(w);
@@ -310,6 +310,7 @@ void world_calm(struct world *w)
     for (uint32_t i = 0; i < w->nmachines; i++)
         heal_server(w, &w->machine[i]);
     target_set(w);
+    world_target_raise(w);
     poke_all(w);
 }
 
@@ -365,10 +366,8 @@ static bool stuck(struct world *w)
     return true;
 }
 
-void world_run(struct world *w)
+void world_run_out(struct world *w)
 {
-    faults_start(w);
-    world_at(w, faults_end(w) + 300 * SIM_MS, NULL, calm_event, NULL, 0);
     while (world_step(w)) {
         if (!w->calm)
             continue;
@@ -387,6 +386,13 @@ void world_run(struct world *w)
     if (!w->failed)
         world_end(w);
     w->digest = hash_mix(w->digest ^ rng_next(&w->rng));
+}
+
+void world_run(struct world *w)
+{
+    faults_start(w);
+    world_at(w, faults_end(w) + 300 * SIM_MS, NULL, calm_event, NULL, 0);
+    world_run_out(w);
 }
 
 /* ---- life of a world ---- */

@@ -93,9 +93,10 @@ void rig_fail(struct rig *r, const char *file, int line, const char *format, ...
 static void environment_set(void)
 {
     const char *log = getenv("RIG_LOG");
-    static const char *const own[] = {"COORD", "JOB", "TOKEN", "TOKEN_FILE", "NAME", "LOCAL_SIZE", "TIMEOUT", "DATA",
-                                      "LISTEN", "ADVERTISE", "LOOPS", "MEMORY", "SERVERS", "MEMBERS", "MODE",
-                                      "DURABILITY", "DETERMINISTIC", "SHARDS", "CHUNK_BYTES", "WAIT_FOR_SERVER"};
+    static const char *const own[] = {"COORD",      "JOB",           "TOKEN",   "TOKEN_FILE",  "NAME",
+                                      "LOCAL_SIZE", "TIMEOUT",       "DATA",    "LISTEN",      "ADVERTISE",
+                                      "LOOPS",      "MEMORY",        "SERVERS", "MEMBERS",     "MODE",
+                                      "DURABILITY", "DETERMINISTIC", "SHARDS",  "CHUNK_BYTES", "WAIT_FOR_SERVER"};
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
         char name[64];
         snprintf(name, sizeof name, "KEEPSTEP_%s", own[i]);
@@ -256,8 +257,8 @@ void rig_server_launch(struct rig *r, unsigned i, const char *data, const char *
 {
     struct rig_server *s = &r->server[i];
     char exe[PATH_MAX], log[PATH_MAX], ready[PATH_MAX], own[PATH_MAX], name[16];
-    const char *argv[RIG_ARGS] = {"keepstep", "server", "--coord", r->coord, "--job", r->job, "--name", name,
-                                  "--ready-file", ready, "--data", data ? data : own};
+    const char *argv[RIG_ARGS] = {"keepstep", "server", "--coord",      r->coord, "--job",  r->job,
+                                  "--name",   name,     "--ready-file", ready,    "--data", data ? data : own};
     int n = 12;
     RIG_ASSERT(r, i < RIG_SERVERS && !s->pid);
     program(exe);
@@ -425,8 +426,8 @@ struct ks_job *rig_open(struct rig_self *s)
     char name[32];
     struct ks_job *j = NULL;
     snprintf(name, sizeof name, "w%u", s->index);
-    struct ks_options o = {.coord = s->rig->coord, .job = s->rig->job, .token = s->rig->token, .name = name,
-                           .timeout_ms = rig_ms(30000)};
+    struct ks_options o = {
+        .coord = s->rig->coord, .job = s->rig->job, .token = s->rig->token, .name = name, .timeout_ms = rig_ms(30000)};
     RIG_OK(NULL, ks_open(&o, &j));
     return j;
 }

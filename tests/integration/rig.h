@@ -29,20 +29,23 @@
 enum { RIG_SERVERS = 8, RIG_WORKERS = 256, RIG_ARGS = 48, RIG_TEXT = 512, RIG_MAPS = 64 };
 
 struct rig_server {
-    pid_t pid;                     /* 0: not running */
+    pid_t pid; /* 0: not running */
     unsigned starts;
-    char ctl[64];                  /* its control address */
+    char ctl[64]; /* its control address */
 };
 struct rig_worker {
     pid_t pid;
 };
 struct rig {
     char dir[128], coord[192], job[32], token[32];
-    const char *args[RIG_ARGS];    /* of every server */
+    const char *args[RIG_ARGS]; /* of every server */
     unsigned nargs, nservers, nworkers;
     struct rig_server server[RIG_SERVERS];
     struct rig_worker worker[RIG_WORKERS];
-    struct { void *at; size_t size; } map[RIG_MAPS];
+    struct {
+        void *at;
+        size_t size;
+    } map[RIG_MAPS];
     unsigned nmaps;
 };
 
@@ -58,21 +61,21 @@ void *rig_shared(struct rig *r, size_t size);
 void rig_fail(struct rig *r, const char *file, int line, const char *format, ...)
     __attribute__((format(printf, 4, 5), noreturn));
 #define RIG_FAIL(r, ...) rig_fail(r, __FILE__, __LINE__, __VA_ARGS__)
-#define RIG_ASSERT(r, cond)                                                     \
-    do {                                                                        \
-        if (!(cond))                                                            \
-            RIG_FAIL(r, "not true: %s", #cond);                                 \
+#define RIG_ASSERT(r, cond)                                                                                            \
+    do {                                                                                                               \
+        if (!(cond))                                                                                                   \
+            RIG_FAIL(r, "not true: %s", #cond);                                                                        \
     } while (0)
 /* Until the expression is true. */
 #define RIG_UNTIL(r, cond) RIG_UNTIL_MS(r, cond, 30000)
-#define RIG_UNTIL_MS(r, cond, ms)                                               \
-    do {                                                                        \
-        uint64_t rig_end = clock_now_us() + (uint64_t)rig_ms(ms) * 1000;        \
-        while (!(cond)) {                                                       \
-            rig_look(r);                                                        \
-            if (clock_now_us() > rig_end)                                       \
-                RIG_FAIL(r, "still not true: %s", #cond);                       \
-        }                                                                       \
+#define RIG_UNTIL_MS(r, cond, ms)                                                                                      \
+    do {                                                                                                               \
+        uint64_t rig_end = clock_now_us() + (uint64_t)rig_ms(ms) * 1000;                                               \
+        while (!(cond)) {                                                                                              \
+            rig_look(r);                                                                                               \
+            if (clock_now_us() > rig_end)                                                                              \
+                RIG_FAIL(r, "still not true: %s", #cond);                                                              \
+        }                                                                                                              \
     } while (0)
 /* One millisecond in which everything that runs is looked at. */
 void rig_look(struct rig *r);
@@ -98,7 +101,7 @@ long rig_rss(pid_t pid);
 
 struct rig_self {
     struct rig *rig;
-    unsigned index;                /* of the worker */
+    unsigned index; /* of the worker */
     void *arg;
 };
 /* The function runs in a process of its own; returning ends it with status 0. */
@@ -115,32 +118,32 @@ struct ks_job *rig_open(struct rig_self *s);
 void rig_die(const struct ks_job *j, const char *file, int line, const char *format, ...)
     __attribute__((format(printf, 4, 5), noreturn));
 /* The member fails, and with it the test. */
-#define RIG_MUST(j, cond)                                                       \
-    do {                                                                        \
-        if (!(cond))                                                            \
-            rig_die(j, __FILE__, __LINE__, "not true: %s", #cond);              \
+#define RIG_MUST(j, cond)                                                                                              \
+    do {                                                                                                               \
+        if (!(cond))                                                                                                   \
+            rig_die(j, __FILE__, __LINE__, "not true: %s", #cond);                                                     \
     } while (0)
-#define RIG_OK(j, call)                                                         \
-    do {                                                                        \
-        int rig_rc = (call);                                                    \
-        if (rig_rc != KS_OK)                                                    \
-            rig_die(j, __FILE__, __LINE__, "%s gave %d", #call, rig_rc);        \
+#define RIG_OK(j, call)                                                                                                \
+    do {                                                                                                               \
+        int rig_rc = (call);                                                                                           \
+        if (rig_rc != KS_OK)                                                                                           \
+            rig_die(j, __FILE__, __LINE__, "%s gave %d", #call, rig_rc);                                               \
     } while (0)
-#define RIG_GIVES(j, call, want)                                                \
-    do {                                                                        \
-        int rig_rc = (call);                                                    \
-        if (rig_rc != (want))                                                   \
-            rig_die(j, __FILE__, __LINE__, "%s gave %d, not %s", #call, rig_rc, #want); \
+#define RIG_GIVES(j, call, want)                                                                                       \
+    do {                                                                                                               \
+        int rig_rc = (call);                                                                                           \
+        if (rig_rc != (want))                                                                                          \
+            rig_die(j, __FILE__, __LINE__, "%s gave %d, not %s", #call, rig_rc, #want);                                \
     } while (0)
 /* Until something that another process writes into shared memory is true. */
-#define RIG_AWAIT(j, cond)                                                      \
-    do {                                                                        \
-        uint64_t rig_end = clock_now_us() + (uint64_t)rig_ms(30000) * 1000;     \
-        while (!(cond)) {                                                       \
-            rig_pause();                                                        \
-            if (clock_now_us() > rig_end)                                       \
-                rig_die(j, __FILE__, __LINE__, "still not true: %s", #cond);    \
-        }                                                                       \
+#define RIG_AWAIT(j, cond)                                                                                             \
+    do {                                                                                                               \
+        uint64_t rig_end = clock_now_us() + (uint64_t)rig_ms(30000) * 1000;                                            \
+        while (!(cond)) {                                                                                              \
+            rig_pause();                                                                                               \
+            if (clock_now_us() > rig_end)                                                                              \
+                rig_die(j, __FILE__, __LINE__, "still not true: %s", #cond);                                           \
+        }                                                                                                              \
     } while (0)
 void rig_pause(void);
 /* Registers a one-dimensional tensor. */

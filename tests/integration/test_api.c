@@ -11,7 +11,7 @@
 enum { MEMBERS = 3 };
 
 struct world {
-    _Atomic int at[16];            /* how many have passed a place */
+    _Atomic int at[16]; /* how many have passed a place */
     _Atomic int won;
     float trained[64];
 };
@@ -58,7 +58,8 @@ static void names(struct rig_self *s)
     struct task *task = s->arg;
     struct ks_job *j = rig_open(s);
     struct ks_tensor *t, *again;
-    struct ks_spec spec = {.dtype = KS_F32, .ndims = 2, .dims = {4, 3}}, other = {.dtype = KS_F64, .ndims = 1, .dims = {12}};
+    struct ks_spec spec = {.dtype = KS_F32, .ndims = 2, .dims = {4, 3}},
+                   other = {.dtype = KS_F64, .ndims = 1, .dims = {12}};
     if (task->slot == 0)
         RIG_OK(j, ks_tensor_register(j, "t", &spec, &t));
     meet(j, task->w, 0, 2);
@@ -230,13 +231,22 @@ static double number(enum ks_dtype t, const void *x, size_t i)
 {
     float f;
     switch (t) {
-    case KS_F32: return ((const float *)x)[i];
-    case KS_F64: return ((const double *)x)[i];
-    case KS_F16: dtype_widen(DTYPE_F16, &f, (const uint16_t *)x + i, 1); return f;
-    case KS_BF16: dtype_widen(DTYPE_BF16, &f, (const uint16_t *)x + i, 1); return f;
-    case KS_I32: return ((const int32_t *)x)[i];
-    case KS_I64: return (double)((const int64_t *)x)[i];
-    default: return ((const uint8_t *)x)[i];
+    case KS_F32:
+        return ((const float *)x)[i];
+    case KS_F64:
+        return ((const double *)x)[i];
+    case KS_F16:
+        dtype_widen(DTYPE_F16, &f, (const uint16_t *)x + i, 1);
+        return f;
+    case KS_BF16:
+        dtype_widen(DTYPE_BF16, &f, (const uint16_t *)x + i, 1);
+        return f;
+    case KS_I32:
+        return ((const int32_t *)x)[i];
+    case KS_I64:
+        return (double)((const int64_t *)x)[i];
+    default:
+        return ((const uint8_t *)x)[i];
     }
 }
 
@@ -244,13 +254,26 @@ static void number_set(enum ks_dtype t, void *x, size_t i, int value)
 {
     float f = (float)value;
     switch (t) {
-    case KS_F32: ((float *)x)[i] = f; break;
-    case KS_F64: ((double *)x)[i] = value; break;
-    case KS_F16: dtype_narrow(DTYPE_F16, (uint16_t *)x + i, &f, 1); break;
-    case KS_BF16: dtype_narrow(DTYPE_BF16, (uint16_t *)x + i, &f, 1); break;
-    case KS_I32: ((int32_t *)x)[i] = value; break;
-    case KS_I64: ((int64_t *)x)[i] = value; break;
-    default: ((uint8_t *)x)[i] = (uint8_t)value;
+    case KS_F32:
+        ((float *)x)[i] = f;
+        break;
+    case KS_F64:
+        ((double *)x)[i] = value;
+        break;
+    case KS_F16:
+        dtype_narrow(DTYPE_F16, (uint16_t *)x + i, &f, 1);
+        break;
+    case KS_BF16:
+        dtype_narrow(DTYPE_BF16, (uint16_t *)x + i, &f, 1);
+        break;
+    case KS_I32:
+        ((int32_t *)x)[i] = value;
+        break;
+    case KS_I64:
+        ((int64_t *)x)[i] = value;
+        break;
+    default:
+        ((uint8_t *)x)[i] = (uint8_t)value;
     }
 }
 
@@ -333,7 +356,8 @@ enum { SIZE = 40, IN_CHUNK = 16, BAD = 3 };
 static void finite_of(struct ks_job *j, unsigned slot, const char *name, enum ks_finite finite, int want, float at_bad,
                       float in_chunk)
 {
-    struct ks_spec spec = {.dtype = KS_F32, .ndims = 1, .dims = {SIZE}, .kind = KS_PARAM, .op = KS_SUM, .finite = finite};
+    struct ks_spec spec = {
+        .dtype = KS_F32, .ndims = 1, .dims = {SIZE}, .kind = KS_PARAM, .op = KS_SUM, .finite = finite};
     struct ks_tensor *t;
     struct ks_handle *h;
     float in[SIZE], out[SIZE];
@@ -419,7 +443,8 @@ static void modes(struct rig_self *s)
 {
     struct task *task = s->arg;
     struct ks_job *j = rig_open(s);
-    struct ks_tensor *p = rig_tensor(j, "p", KS_I64, 100, KS_PARAM, "add"), *sum = rig_tensor(j, "s", KS_I64, 100, KS_REDUCE, NULL);
+    struct ks_tensor *p = rig_tensor(j, "p", KS_I64, 100, KS_PARAM, "add"),
+                     *sum = rig_tensor(j, "s", KS_I64, 100, KS_REDUCE, NULL);
     struct ks_tensor *bad = rig_tensor(j, "bad", KS_F32, 1, KS_PARAM, "add");
     int64_t in[100], out[100], running[100];
     float nan = NAN, scalar;
@@ -548,8 +573,12 @@ static void test_wrong_settings(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_names), TEST(test_init), TEST(test_handles), TEST(test_types), TEST(test_broadcast), TEST(test_finite),
-        TEST(test_options), TEST(test_async), TEST(test_bounded), TEST(test_forks_and_closes), TEST(test_wrong_settings),
+        TEST(test_names),          TEST(test_init),
+        TEST(test_handles),        TEST(test_types),
+        TEST(test_broadcast),      TEST(test_finite),
+        TEST(test_options),        TEST(test_async),
+        TEST(test_bounded),        TEST(test_forks_and_closes),
+        TEST(test_wrong_settings),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -117,7 +117,8 @@ static void test_outages(void **state)
     etcd_url(&etcd, url, sizeof url);
     snprintf(coord, sizeof coord, "etcd:%s", url);
     rig_coord(r, coord);
-    rig_server_options(r, "--durability", "none", "--loops", "2", "--shards", "8", "--servers", "2", "--members", "2", NULL);
+    rig_server_options(r, "--durability", "none", "--loops", "2", "--shards", "8", "--servers", "2", "--members", "2",
+                       NULL);
     rig_servers_start(r, SERVERS);
     for (unsigned i = 0; i < MEMBERS; i++) {
         task[i] = (struct task){w, i};

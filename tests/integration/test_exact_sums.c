@@ -4,8 +4,17 @@
 
 #include <signal.h>
 
-enum { LIVES = 64, CHUNKS = 5, N = LIVES * CHUNKS, PARAMS = 2, MEMBERS = 3, SERVERS = 2, EVENTS = 10, STEPS_MAX = 1 << 16,
-       IN_FLIGHT = 3 };
+enum {
+    LIVES = 64,
+    CHUNKS = 5,
+    N = LIVES * CHUNKS,
+    PARAMS = 2,
+    MEMBERS = 3,
+    SERVERS = 2,
+    EVENTS = 10,
+    STEPS_MAX = 1 << 16,
+    IN_FLIGHT = 3
+};
 
 struct life {
     _Atomic int64_t pushed, acked, steps;
@@ -15,9 +24,9 @@ struct world {
     struct life life[LIVES];
     _Atomic unsigned next_life;
     _Atomic bool stop;
-    _Atomic uint64_t result_of_step[STEPS_MAX];      /* hash of a step's sum: everybody sees the same */
+    _Atomic uint64_t result_of_step[STEPS_MAX]; /* hash of a step's sum: everybody sees the same */
     int64_t final[PARAMS][N], running[N];
-    bool sync, read;
+    bool sync, mixed, read;
 };
 
 /* A life's numbers stand in one place of every chunk. */
@@ -32,7 +41,8 @@ static struct ks_tensor *tensor(struct ks_job *j, unsigned i)
 {
     char name[16];
     snprintf(name, sizeof name, "p%u", i);
-    return i < PARAMS ? rig_tensor(j, name, KS_I64, N, KS_PARAM, "add") : rig_tensor(j, "sum", KS_I64, N, KS_REDUCE, NULL);
+    return i < PARAMS ? rig_tensor(j, name, KS_I64, N, KS_PARAM, "add")
+                      : rig_tensor(j, "sum", KS_I64, N, KS_REDUCE, NULL);
 }
 
 static unsigned life_new(struct world *w, const struct ks_job *j)
@@ -45,7 +55,8 @@ static unsigned life_new(struct world *w, const struct ks_job *j)
 /* ---- a member ---- */
 
 /* All of a step or nothing of it; the same for all. */
-static void step_check(struct world *w, const struct ks_job *j, int64_t step, unsigned life, int64_t value, const int64_t *sum)
+static void step_check(struct world *w, const struct ks_job *j, int64_t step, unsigned life, int64_t value,
+                       const int64_t *sum)
 {
     uint64_t hash = hash_bytes(sum, N * sizeof *sum) | 1, none = 0;
     for (unsigned i = LIVES; i < N; i++)
@@ -129,6 +140,37 @@ static int async_step(struct world *w, struct ks_job *j, struct ks_tensor **t, u
     return fenced(j, ks_step_end(j)) ? KS_EFENCED : worst;
 }
 
+/* Whatever the mode is; now and then somebody changes it. */
+static int mixed_step(struct world *w, struct ks_job *j, struct ks_tensor **t, unsigned life, int64_t value)
+{
+    static const enum ks_mode_kind kinds[] = {KS_SYNC, KS_SSP, KS_ASYNC};
+    static struct rng g;
+    static int64_t in[N];
+    struct ks_handle *h[PARAMS];
+    int worst = 0;
+    g.state = g.state ? g.state : ks_member_id(j);
+    if (rng_chance(&g, 30)) {
+        enum ks_mode_kind kind = kinds[rng_below(&g, 3)];
+        uint32_t bound = kind == KS_SSP ? (uint32_t)rng_below(&g, 3) : 0;
+        if (fenced(j, ks_mode_set(j, kind, bound, ks_step(j) + (int64_t)rng_below(&g, 4), NULL)))
+            return KS_EFENCED;
+    }
+    fill(in, life, value);
+    atomic_fetch_add(&w->life[life].pushed, value);
+    for (unsigned i = 0; i < PARAMS; i++) {
+        int rc = ks_push(t[i], in, 1.0, &h[i]);
+        h[i] = fenced(j, rc) ? NULL : h[i];
+    }
+    worst = fenced(j, ks_step_end(j)) ? KS_EFENCED : 0;
+    for (unsigned i = 0; i < PARAMS; i++)
+        if (!h[i] || fenced(j, ks_wait(h[i], -1)))
+            worst = KS_EFENCED;
+    if (worst)
+        return worst;
+    atomic_fetch_add(&w->life[life].acked, value);
+    return own_pushes_seen(j, t[0], life, w->life[life].acked);
+}
+
 static void member(struct rig_self *s)
 {
     struct world *w = s->arg;
@@ -138,7 +180,7 @@ static void member(struct rig_self *s)
     for (unsigned i = 0; i <= PARAMS; i++)
         t[i] = tensor(j, i);
     for (int64_t n = 0; !w->stop; n++) {
-        int rc = (w->sync ? sync_step : async_step)(w, j, t, life, 1 + n % 5);
+        int rc = (w->mixed ? mixed_step : w->sync ? sync_step : async_step)(w, j, t, life, 1 + n % 5);
         if (rc == KS_EFENCED)
             life = life_new(w, j);
         else
@@ -154,7 +196,7 @@ static void reader(struct rig_self *s)
     struct world *w = s->arg;
     struct ks_job *j = rig_open(s);
     struct ks_handle *h;
-    for (unsigned i = 0; i < (w->sync ? PARAMS : PARAMS + 1u); i++) {
+    for (unsigned i = 0; i < (w->sync || w->mixed ? PARAMS : PARAMS + 1u); i++) {
         RIG_OK(j, ks_pull(tensor(j, i), i < PARAMS ? w->final[i] : w->running, &h));
         RIG_OK(j, ks_wait(h, -1));
     }
@@ -178,8 +220,9 @@ static void check_sums(struct rig *r, const struct world *w, const int64_t *sum,
         const struct life *l = &w->life[i % LIVES];
         int64_t acked = l->acked, pushed = l->pushed;
         if (sum[i] < acked || sum[i] > pushed || (l->ended_well && acked != pushed))
-            RIG_FAIL(r, "%s: life %u, chunk %u: %lld is applied, %lld acknowledged, %lld pushed%s", what, i % LIVES, i / LIVES,
-                     (long long)sum[i], (long long)acked, (long long)pushed, l->ended_well ? " (ended well)" : "");
+            RIG_FAIL(r, "%s: life %u, chunk %u: %lld is applied, %lld acknowledged, %lld pushed%s", what, i % LIVES,
+                     i / LIVES, (long long)sum[i], (long long)acked, (long long)pushed,
+                     l->ended_well ? " (ended well)" : "");
         if (w->sync && sum[i] != sum[i % LIVES])
             RIG_FAIL(r, "%s: life %u: chunk %u has %lld, chunk 0 %lld", what, i % LIVES, i / LIVES, (long long)sum[i],
                      (long long)sum[i % LIVES]);
@@ -231,9 +274,10 @@ static void run(void **state, const char *mode, const char *durability)
     struct rng g = {seed()};
     struct world *w = rig_shared(r, sizeof *w);
     unsigned member_of[MEMBERS];
+    w->mixed = !strcmp(mode, "mixed");
     w->sync = !strcmp(mode, "sync");
-    rig_server_options(r, "--servers", "2", "--loops", "2", "--shards", "6", "--chunk-bytes", "512", "--mode", mode,
-                       "--durability", durability, NULL);
+    rig_server_options(r, "--servers", "2", "--loops", "2", "--shards", "6", "--chunk-bytes", "512", "--mode",
+                       w->mixed ? "sync" : mode, "--durability", durability, NULL);
     rig_servers_start(r, SERVERS);
     for (unsigned i = 0; i < MEMBERS; i++)
         member_of[i] = rig_worker_start(r, member, w);
@@ -250,7 +294,7 @@ static void run(void **state, const char *mode, const char *durability)
     RIG_ASSERT(r, w->read);
     for (unsigned i = 0; i < PARAMS; i++)
         check_sums(r, w, w->final[i], "parameter");
-    if (!w->sync)
+    if (!w->sync && !w->mixed)
         check_sums(r, w, w->running, "running sum");
 }
 
@@ -274,6 +318,16 @@ static void test_async(void **state)
     run(state, "async", "write");
 }
 
+static void test_mixed(void **state)
+{
+    run(state, "mixed", "write");
+}
+
+static void test_mixed_in_memory(void **state)
+{
+    run(state, "mixed", "none");
+}
+
 static void test_async_in_memory(void **state)
 {
     run(state, "async", "none");
@@ -287,6 +341,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_ssp, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_async, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_async_in_memory, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_mixed, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_mixed_in_memory, rig_setup, rig_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* Hostile bytes on the control and data ports while two members train: the server stays up, training goes on and is right
- * to the end. TEST_SEED sets the seed. */
+/* Hostile bytes on the control and data ports while two members train: the server stays up, training goes on and is
+ * right to the end. TEST_SEED sets the seed. */
 #include "tests/integration/rig.h"
 
 #include <arpa/inet.h>
@@ -55,7 +55,8 @@ static void honest(struct rig_self *s)
     struct task *task = s->arg;
     struct world *w = task->w;
     struct ks_job *j = rig_open(s);
-    struct ks_tensor *p = rig_tensor(j, "p", KS_I64, N, KS_PARAM, "add"), *sum = rig_tensor(j, "s", KS_I64, N, KS_REDUCE, NULL);
+    struct ks_tensor *p = rig_tensor(j, "p", KS_I64, N, KS_PARAM, "add"),
+                     *sum = rig_tensor(j, "s", KS_I64, N, KS_REDUCE, NULL);
     int64_t out[N], value[N], before = -1;
     while (!w->stop) {
         w->id[task->slot] = ks_member_id(j);
@@ -129,7 +130,8 @@ struct target {
 
 static int dial(struct target *t, unsigned port)
 {
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in a = {
+        .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     struct timeval limit = {.tv_sec = 20};
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     RIG_ASSERT(t->rig, fd >= 0 && connect(fd, (struct sockaddr *)&a, sizeof a) == 0);
@@ -216,7 +218,8 @@ static int handshake(struct target *t, int fd, unsigned port)
         uint8_t head[FRAME_SIZE];
         struct frame_header h;
         int rc = reply_send(fd, &reply);
-        if (rc || !get(fd, head, sizeof head) || frame_decode(head, chunk, &h) || h.len >= sizeof doc || !get(fd, doc, h.len))
+        if (rc || !get(fd, head, sizeof head) || frame_decode(head, chunk, &h) || h.len >= sizeof doc ||
+            !get(fd, doc, h.len))
             return KS_ECLOSED;
         doc[h.len] = 0;
         if (h.type == FRAME_BYE)
@@ -318,12 +321,18 @@ static void wrong_job(struct target *t)
 static void random_header(struct target *t, struct frame_header *h)
 {
     struct rng *g = &t->rng;
-    *h = (struct frame_header){.type = (uint8_t)rng_below(g, FRAME_TYPE_MAX + 10), .flags = (uint8_t)rng_next(g),
-                               .dtype = (uint8_t)rng_below(g, 9), .status = (int16_t)-(int64_t)rng_below(g, 30),
+    *h = (struct frame_header){.type = (uint8_t)rng_below(g, FRAME_TYPE_MAX + 10),
+                               .flags = (uint8_t)rng_next(g),
+                               .dtype = (uint8_t)rng_below(g, 9),
+                               .status = (int16_t) - (int64_t)rng_below(g, 30),
                                .tensor = rng_chance(g, 500) ? tensor_id("p") : rng_next(g),
-                               .step = (int64_t)rng_below(g, 1000) - 1, .chunk = (uint32_t)rng_below(g, 5),
-                               .seq = (uint32_t)rng_below(g, 5), .epoch = (uint32_t)rng_below(g, 10), .weight = 1,
-                               .version = rng_next(g), .len = rng_chance(g, 300) ? 0 : rng_below(g, 2 * CHUNK)};
+                               .step = (int64_t)rng_below(g, 1000) - 1,
+                               .chunk = (uint32_t)rng_below(g, 5),
+                               .seq = (uint32_t)rng_below(g, 5),
+                               .epoch = (uint32_t)rng_below(g, 10),
+                               .weight = 1,
+                               .version = rng_next(g),
+                               .len = rng_chance(g, 300) ? 0 : rng_below(g, 2 * CHUNK)};
     h->flags &= (uint8_t)~FRAME_CRC;
     /* Those that a holder of the token may say: they end the job, by design. */
     if (h->type == FRAME_STOP || h->type == FRAME_BYE)
@@ -373,8 +382,9 @@ static void broken_of_a_member(struct target *t)
     drain(t, fd);
 }
 
-static void (*const attack[])(struct target *) = {random_bytes, half_a_frame, too_long, out_of_turn, wrong_token, wrong_job,
-                                                  nonsense_of_a_stranger, nonsense_of_a_stranger, broken_of_a_member};
+static void (*const attack[])(struct target *) = {
+    random_bytes,           half_a_frame,           too_long,          out_of_turn, wrong_token, wrong_job,
+    nonsense_of_a_stranger, nonsense_of_a_stranger, broken_of_a_member};
 enum { ATTACKS = sizeof attack / sizeof *attack };
 
 /* ---- the test ---- */

@@ -14,7 +14,7 @@ enum { N = 2 << 20 };
 enum { OTHERS = 2, SMALL = 4, ROUNDS = 3, BOUND = 2, BLOCKED_MS = 300 };
 
 struct world {
-    _Atomic int started, others_at[OTHERS];    /* how far each of the others is, a count of its own events */
+    _Atomic int started, others_at[OTHERS]; /* how far each of the others is, a count of its own events */
     _Atomic int late_at;
     _Atomic int64_t acked[OTHERS];
     _Atomic bool held;
@@ -65,7 +65,7 @@ static struct ks_job *join(struct rig_self *s, struct ks_tensor **ret_big, struc
 
 struct hold {
     struct world *w;
-    int until;                     /* of least() */
+    int until; /* of least() */
     pthread_t caller;
     _Atomic bool at_once;
 };
@@ -250,7 +250,8 @@ static void late_async(struct rig_self *s)
     ks_close(j);
 }
 
-static void run(void **state, const char *mode, bool param, void (*late)(struct rig_self *), void (*other)(struct rig_self *))
+static void run(void **state, const char *mode, bool param, void (*late)(struct rig_self *),
+                void (*other)(struct rig_self *))
 {
     struct rig *r = *state;
     struct world *w = rig_shared(r, sizeof *w);

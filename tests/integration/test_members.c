@@ -21,8 +21,8 @@ struct task {
 static struct world *start(struct rig *r, const char *members, struct task *task)
 {
     struct world *w = rig_shared(r, sizeof *w);
-    rig_server_options(r, "--servers", "2", "--members", members, "--loops", "2", "--shards", "6", "--chunk-bytes", "512",
-                       NULL);
+    rig_server_options(r, "--servers", "2", "--members", members, "--loops", "2", "--shards", "6", "--chunk-bytes",
+                       "512", NULL);
     rig_servers_start(r, 2);
     for (unsigned i = 0; i <= HOSTS; i++)
         task[i] = (struct task){w, i};
@@ -44,7 +44,7 @@ static void check_members(struct ks_job *j)
     int64_t n = ks_members(j, m, 8), rank = ks_rank(j), size = ks_size(j), ranks = 0;
     bool found = false;
     if (ks_epoch(j) != epoch)
-        return;                    /* it changed while we looked */
+        return; /* it changed while we looked */
     for (int64_t i = 0; i < n; i++) {
         RIG_MUST(j, m[i].rank == ranks && m[i].name[0] == 'w');
         ranks += m[i].local_size;

@@ -1,10 +1,11 @@
 /* A server is killed and stays away, comes back, or comes back with the wrong data. */
 #include "tests/integration/rig.h"
 
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { MEMBERS = 2, SERVERS = 2, N = 256, SHORT_MS = 700 };
+enum { MEMBERS = 2, SERVERS = 2, N = 256, SHORT_MS = 700, SILENT_TIMEOUTS = 6 };
 
 struct world {
     _Atomic int64_t steps[MEMBERS];
@@ -18,8 +19,8 @@ struct task {
 
 static void servers_start(struct rig *r, const char *wait)
 {
-    rig_server_options(r, "--durability", "write", "--loops", "2", "--shards", "6", "--chunk-bytes", "256", "--servers", "2",
-                       "--members", "2", "--wait-for-server", wait, NULL);
+    rig_server_options(r, "--durability", "write", "--loops", "2", "--shards", "6", "--chunk-bytes", "256", "--servers",
+                       "2", "--members", "2", "--wait-for-server", wait, NULL);
     rig_servers_start(r, SERVERS);
 }
 
@@ -129,6 +130,25 @@ static void test_each_comes_back(void **state)
     rig_workers_done(r);
 }
 
+/* Stopped for longer than a server may be silent, each in turn: what it was meanwhile told about it counts. */
+static void test_stopped(void **state)
+{
+    struct rig *r = *state;
+    struct world *w = rig_shared(r, sizeof *w);
+    struct task task[MEMBERS];
+    servers_start(r, "60");
+    members_start(r, w, task, patient);
+    for (unsigned i = 0; i < SERVERS; i++) {
+        int before = w->timed_out;
+        kill(r->server[i].pid, SIGSTOP);
+        RIG_UNTIL(r, w->timed_out >= before + SILENT_TIMEOUTS * MEMBERS);
+        kill(r->server[i].pid, SIGCONT);
+        progress(r, w);
+    }
+    w->stop = true;
+    rig_workers_done(r);
+}
+
 /* ---- it stays away ---- */
 
 static void until_the_end(struct rig_self *s)
@@ -211,6 +231,10 @@ static void test_other_data(void **state)
     RIG_ASSERT(r, mkdir(empty, 0700) == 0 || access(empty, F_OK) == 0);
     refused(r, 1, empty, "s1");
     refused(r, 1, other, other);
+    /* Another server's directory, which takes this one's name. */
+    rig_server_kill(r, 0);
+    refused(r, 1, other, "s1");
+    rig_server_start(r, 0);
     rig_server_start(r, 1);
     progress(r, w);
     w->stop = true;
@@ -222,6 +246,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_comes_back, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_each_comes_back, rig_setup, rig_teardown),
+        cmocka_unit_test_setup_teardown(test_stopped, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_stays_away, rig_setup, rig_teardown),
         cmocka_unit_test_setup_teardown(test_other_data, rig_setup, rig_teardown),
     };

@@ -26,7 +26,7 @@ struct seen {
     int64_t first_step[WORKERS_MAX];
     int won[WORKERS_MAX][TENSORS];
     float start[WORKERS_MAX][TENSORS][N];
-    float value[WORKERS_MAX][STEPS][TENSORS][N];      /* 16-bit ones use half of it */
+    float value[WORKERS_MAX][STEPS][TENSORS][N]; /* 16-bit ones use half of it */
 };
 struct task {
     struct seen *seen;
@@ -52,7 +52,7 @@ static bool pushes(unsigned tensor, unsigned slot, unsigned step)
     return !kinds[tensor].uneven || (slot + step) % 4 != 0;
 }
 
-enum { FIRST = 999 };       /* the "step" of a member's first values */
+enum { FIRST = 999 }; /* the "step" of a member's first values */
 
 static void member(struct rig_self *s)
 {
@@ -66,7 +66,11 @@ static void member(struct rig_self *s)
     seen->id[slot] = ks_member_id(j);
     for (unsigned i = 0; i < TENSORS; i++) {
         const struct kind_of *k = &kinds[i];
-        struct ks_spec spec = {.dtype = k->dtype, .ndims = 2, .dims = {N / 10, 10}, .kind = k->kind, .op = k->op,
+        struct ks_spec spec = {.dtype = k->dtype,
+                               .ndims = 2,
+                               .dims = {N / 10, 10},
+                               .kind = k->kind,
+                               .op = k->op,
                                .optimizer = k->optimizer};
         RIG_OK(j, ks_tensor_register(j, k->name, &spec, &t[i]));
         if (k->kind != KS_PARAM)

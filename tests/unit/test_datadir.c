@@ -24,7 +24,7 @@ static int setup(void **state)
     struct place *p = calloc(1, sizeof *p);
     scratch_make(p->root);
     snprintf(p->dir, sizeof p->dir, "%s/data", p->root);
-    p->config = (struct datadir_config){p->dir, 1, "digits", "s0", 2, 128, 1 << 20};
+    p->config = (struct datadir_config){p->dir, 1, "digits", 5, "s0", 2, 128, 1 << 20};
     *state = p;
     return 0;
 }
@@ -100,6 +100,24 @@ static void test_new_directory_then_its_lives(void **state)
     assert_int_equal(d.nshards, 128);
     assert_int_equal(d.chunk_bytes, 1 << 20);
     datadir_close(&d);
+}
+
+static void test_former_lives_are_remembered(void **state)
+{
+    struct place *p = *state;
+    char err[STORE_ERR_TEXT];
+    struct datadir d;
+    enum { LIVES = DATADIR_FORMER_MAX + 5 };
+    for (uint64_t life = 1; life <= LIVES; life++) {
+        open_ok(&p->config, &d);
+        assert_int_equal(d.life, life - 1);
+        assert_int_equal(d.nformer, life < 2 ? 0 : life - 2 < DATADIR_FORMER_MAX ? life - 2 : DATADIR_FORMER_MAX);
+        for (uint32_t i = 0; i < d.nformer; i++)
+            assert_int_equal(d.former[i], life - 2 - i);
+        assert_int_equal(datadir_life_set(&d, life, err), 0);
+        assert_int_equal(d.life, life);
+        datadir_close(&d);
+    }
 }
 
 static void test_new_name_is_recorded(void **state)
@@ -186,14 +204,17 @@ static void test_damaged_file_is_refused(void **state)
         "keepstep 01\n",
         "keepstep x\n",
         "job=digits\n",
-        "keepstep 1\njob=digits\nname=s0\nloops=2\nnshards=128\nchunk_bytes=1048576\nlife=1",
+        "keepstep 1\njob=digits\nname=s0\nloops=2\nnshards=128\nchunk_bytes=1048576\ncreated=5\nlife=1",
         "keepstep 1\njob=digits\nname=s0\nloops=2\nnshards=128\nchunk_bytes=1048576\n",
-        "keepstep 1\njob=digits\nname=s0\nloops=0\nnshards=128\nchunk_bytes=1048576\nlife=1\n",
-        "keepstep 1\njob=digits\nname=s0\nloops=-2\nnshards=128\nchunk_bytes=1048576\nlife=1\n",
-        "keepstep 1\njob=digits\nname=s0\nloops=2\nnshards=128\nchunk_bytes=1048576\nlife=18446744073709551616\n",
-        "keepstep 1\njob=digits\njob=digits\nloops=2\nnshards=128\nchunk_bytes=1048576\nlife=1\n",
-        "keepstep 1\njob=\nname=s0\nloops=2\nnshards=128\nchunk_bytes=1048576\nlife=1\n",
-        "keepstep 1\njob=digits\nname=s0\nloops=2\nnshards=128\nchunk_bytes=1048576\nlife=1\nmore\n",
+        "keepstep 1\njob=digits\nname=s0\nloops=0\nnshards=128\nchunk_bytes=1048576\ncreated=5\nlife=1\n",
+        "keepstep 1\njob=digits\nname=s0\nloops=-2\nnshards=128\nchunk_bytes=1048576\ncreated=5\nlife=1\n",
+        "keepstep 1\njob=digits\nname=s0\nloops=2\nnshards=128\nchunk_bytes=1048576\ncreated=5\nlife=18446744073709551616\n",
+        "keepstep 1\njob=digits\njob=digits\nloops=2\nnshards=128\nchunk_bytes=1048576\ncreated=5\nlife=1\n",
+        "keepstep 1\njob=\nname=s0\nloops=2\nnshards=128\nchunk_bytes=1048576\ncreated=5\nlife=1\n",
+        "keepstep 1\njob=digits\nname=s0\nloops=2\nnshards=128\nchunk_bytes=1048576\ncreated=5\nlife=1\nmore\n",
+        "keepstep 1\njob=digits\nname=s0\nloops=2\nnshards=128\nchunk_bytes=1048576\ncreated=5\nlife=1,\n",
+        "keepstep 1\njob=digits\nname=s0\nloops=2\nnshards=128\nchunk_bytes=1048576\ncreated=5\nlife=0,1\n",
+        "keepstep 1\njob=digits\nname=s0\nloops=2\nnshards=128\nchunk_bytes=1048576\ncreated=5\nlife=17,16,15,14,13,12,11,10,9,8,7,6,5,4,3,2,1\n",
     };
     struct place *p = *state;
     open_and_close(&p->config);
@@ -203,7 +224,7 @@ static void test_damaged_file_is_refused(void **state)
     }
     file_write(
         p, "keepstep.server",
-        "keepstep 1\njob=digits\nname=s0\nloops=2\nnshards=128\nchunk_bytes=1048576\nlife=18446744073709551615\n");
+        "keepstep 1\njob=digits\nname=s0\nloops=2\nnshards=128\nchunk_bytes=1048576\ncreated=5\nlife=18446744073709551615\n");
     open_and_close(&p->config);
 }
 
@@ -297,12 +318,26 @@ static void test_failed_write_keeps_the_recorded_life(void **state)
     datadir_close(&d);
 }
 
+static void test_earlier_job(void **state)
+{
+    struct place *p = *state;
+    struct datadir d;
+    char err[STORE_ERR_TEXT] = "";
+    open_ok(&p->config, &d);
+    datadir_close(&d);
+    p->config.created = 6;
+    assert_int_equal(datadir_open(&p->config, &d, err), KS_EEXIST);
+    assert_non_null(strstr(err, "earlier job"));
+}
+
 int main(void)
 {
 #define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
         T(test_new_directory_then_its_lives),
+        T(test_former_lives_are_remembered),
         T(test_new_name_is_recorded),
+        T(test_earlier_job),
         T(test_missing_or_empty_is_refused_without_create),
         T(test_other_job_is_refused_with_both_names),
         T(test_other_shape_is_refused_with_what_to_use),
