@@ -39,7 +39,7 @@ OBJ     := $(SRC:%.c=$(BUILD)/%.o)
 CLIENT_SRC := $(filter-out server/% storage/%,$(SRC))
 SERVER_SRC := $(filter-out worker/%,$(SRC))
 SIM_SRC := $(wildcard chaos/sim/*.c)
-TEST_SRC := $(wildcard tests/unit/test_*.c tests/contract/test_*.c tests/scenario/test_*.c tests/integration/test_*.c)
+TEST_SRC := $(wildcard tests/unit/test_*.c tests/contract/test_*.c tests/scenario/test_*.c tests/integration/test_*.c chaos/live/test_*.c)
 TESTS   := $(TEST_SRC:%.c=$(BUILD)/%)
 BENCH   := $(patsubst %.c,$(BUILD)/%,$(wildcard bench/bench_*.c))
 EXAMPLES := $(patsubst %.c,$(BUILD)/%,$(wildcard worker/examples/*.c))
@@ -103,6 +103,12 @@ $(filter $(BUILD)/tests/integration/%,$(TESTS)): $(BUILD)/tests/integration/%: t
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
 	$(Q)$(CC) $(CFLAGS) -MMD -MP -MF $@.d $< -o $@ $(filter %.o %.a,$^) $(LDFLAGS) -lcmocka $(SYS_LIBS)
+LIVE_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(filter-out chaos/live/test_%,$(wildcard chaos/live/*.c))) $(BUILD)/tests/integration/rig.o
+.SECONDARY: $(LIVE_OBJ)
+$(BUILD)/chaos/live/test_%: chaos/live/test_%.c $(LIVE_OBJ) $(BUILD)/libkeepstep_all.a $(BUILD)/keepstep
+	@mkdir -p $(@D)
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(CFLAGS) -MMD -MP -MF $@.d $< -o $@ $(LIVE_OBJ) $(BUILD)/libkeepstep_all.a $(LDFLAGS) -lcmocka $(SYS_LIBS)
 $(BUILD)/bench/%: bench/%.c $(BUILD)/libkeepstep_all.a
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)

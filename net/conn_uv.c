@@ -370,6 +370,7 @@ static void connected(struct net_conn *c)
 {
     int e = socket_error(c);
     if (e) {
+        c->nobody = e == ECONNREFUSED;
         conn_fail(c, KS_EUNAVAIL, false, "connect to %.128s: %s", c->addr, strerror(e));
         return;
     }
@@ -450,6 +451,11 @@ struct net_conn *net_connect(struct net *n, const char *addr, void *tag)
     c->tag = tag;
     connect_later(c, 0);
     return c;
+}
+
+bool net_nobody(const struct net_conn *c)
+{
+    return c->nobody;
 }
 
 uint64_t net_peer_id(const struct net_conn *c)

@@ -27,6 +27,7 @@ static void connect_to(struct net_conn *c, const struct sockaddr *sa, socklen_t 
     socket_options(c->net, fd);
     if (connect(fd, sa, size) && errno != EINPROGRESS) {
         int e = errno;
+        c->nobody = e == ECONNREFUSED;
         close(fd);
         conn_fail(c, KS_EUNAVAIL, false, "connect to %.128s: %s", c->addr, strerror(e));
         return;
@@ -107,6 +108,7 @@ void connect_now(struct net_conn *c)
         conn_fail(c, KS_EINVAL, false, "%s", err);
         return;
     }
+    c->nobody = false;
     uv_timer_start(&c->timer, on_too_long, NET_HANDSHAKE_MS, 0);
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV}, *list;
     if (getaddrinfo(host, port, &hints, &list)) {

@@ -67,6 +67,7 @@ struct net_conn {
     uint64_t out_ms;         /* when a byte was written */
     uint64_t opened_ms;      /* L */
     uint32_t backoff_ms;     /* L */
+    bool nobody;             /* L: the last try to connect was refused */
     struct resolve *resolve; /* L: under way, or NULL */
     unsigned tries;          /* L: picks one of the host's addresses */
 };

@@ -79,6 +79,8 @@ int net_sendv(struct net_conn *c, const struct frame_header *h, const struct net
  * (the client library does); returns 1 when the loop must be woken: it then does the rest by itself. */
 int net_flush(struct net_conn *c);
 bool net_is_open(const struct net_conn *c);
+/* Inside `closed` of a connector: the host answers, and no process listens at that port. */
+bool net_nobody(const struct net_conn *c);
 bool net_blocked(const struct net_conn *c);
 size_t net_queued(const struct net_conn *c);            /* bytes that are not written yet */
 uint64_t net_peer_id(const struct net_conn *c);         /* 0 before opened; still there inside `closed` */

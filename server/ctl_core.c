@@ -224,6 +224,9 @@ static void dispatch(struct ctl_core *c, const struct ctl_event *e)
     case CTL_PEER_DOWN:
         ctl_peer_down(c, e);
         break;
+    case CTL_PEER_DEAD:
+        ctl_peer_dead(c, e);
+        break;
     case CTL_LOOP_PEER_DOWN:
         ctl_peer_loop_down(c, e);
         break;

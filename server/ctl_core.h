@@ -24,7 +24,8 @@ struct ctl_config {
     struct job_doc job;           /* to create the job with; an existing job's document wins (checked by the host) */
     uint32_t nloops;
     uint32_t lease_ms;            /* 0: 3000 */
-    uint32_t suspect_ms;          /* how long a disconnected node may take to come back before it is gone; 0: 300 */
+    uint32_t suspect_ms;          /* how long a disconnected node may take to come back before it is gone; 0: 300. Members,
+                                     who connect again at once, get half of it. */
     struct view_config view;      /* self and job are filled in by the core */
 };
 struct ctl_core;
@@ -37,6 +38,7 @@ enum ctl_event_kind {
     CTL_COORD,              /* coord */
     CTL_PEER_UP,            /* control connection with `from` is authenticated; is_server */
     CTL_PEER_DOWN,          /* it closed or fell silent; text. Not for a connection that a newer one replaced. */
+    CTL_PEER_DEAD,          /* after that: the host of server `from` answers, and no process listens at its control port */
     CTL_LOOP_PEER_DOWN,     /* a data connection of member `from` closed on some loop */
     CTL_PREPARE, CTL_REPORT, CTL_VIEW, CTL_JOIN, CTL_LEAVE, CTL_SUSPECT, CTL_MODE, CTL_END,   /* frames from `from` */
     CTL_DRAIN,              /* server id is to give everything away and leave; 0: `from`; both 0: this one. Frame, operator,

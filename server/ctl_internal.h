@@ -6,7 +6,7 @@
 
 #include "server/ctl_core.h"
 
-enum ctl_ask { ASK_RANGE, ASK_LEASE, ASK_JOB, ASK_REGISTER, ASK_CAMPAIGN, ASK_CAS, ASKS };
+enum ctl_ask { ASK_RANGE, ASK_LEASE, ASK_JOB, ASK_REGISTER, ASK_CAMPAIGN, ASK_CAS, ASK_UNSEAT, ASKS };
 enum { ASK_BITS = 3 };      /* of a tag: the kind; the rest counts requests */
 
 /* A node that has, should have or had a control connection with this one. */
@@ -14,6 +14,9 @@ struct ctl_peer {
     uint64_t id;
     bool is_server, up;
     bool wanted;                /* CTL_CONNECT is in force */
+    bool dead;                  /* its process is gone, for certain */
+    bool late;                  /* the leader: it had time to remove this server, should that be the one that is cut off */
+    bool lost;                  /* it counted as dead while another server led; the next leader may be this one */
     uint64_t suspect_us;        /* when it counts as dead unless it comes back; UINT64_MAX: never */
 };
 struct ctl_server {
@@ -103,6 +106,8 @@ void ctl_store_event(struct ctl_core *c, const struct coord_event *e);
 void ctl_store_cas(struct ctl_core *c, const struct view *next);
 void ctl_store_depose(struct ctl_core *c);
 const struct server_doc *ctl_store_server(const struct ctl_core *c, uint64_t id);   /* NULL: not registered */
+/* The leader is dead or cut off from here: another election, without waiting for its lease. */
+void ctl_store_unseat(struct ctl_core *c);
 
 /* ---- ctl_peers.c ---- */
 struct ctl_peer *ctl_peer_find(const struct ctl_core *c, uint64_t id);   /* NULL: unknown */
@@ -110,6 +115,7 @@ bool ctl_peer_is_up(const struct ctl_core *c, uint64_t id);
 void ctl_peer_up(struct ctl_core *c, const struct ctl_event *e);
 void ctl_peer_down(struct ctl_core *c, const struct ctl_event *e);
 void ctl_peer_loop_down(struct ctl_core *c, const struct ctl_event *e);
+void ctl_peer_dead(struct ctl_core *c, const struct ctl_event *e);
 void ctl_peer_suspected(struct ctl_core *c, const struct ctl_event *e);
 /* A leader gives every listed node that is not connected some time to come. */
 void ctl_peers_watch(struct ctl_core *c);

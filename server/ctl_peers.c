@@ -38,7 +38,7 @@ static void peers_trim(struct ctl_core *c)
     uint32_t n = 0;
     for (uint32_t i = 0; i < c->npeers; i++) {
         const struct ctl_peer *p = &c->peer[i];
-        if (p->up || p->wanted || p->suspect_us != UINT64_MAX)
+        if (p->up || p->wanted || p->lost || p->suspect_us != UINT64_MAX)
             c->peer[n++] = *p;
     }
     c->npeers = n;
@@ -75,6 +75,7 @@ void ctl_peer_up(struct ctl_core *c, const struct ctl_event *e)
     struct ctl_peer *p = peer_get(c, e->from);
     p->up = true;
     p->is_server = e->is_server;
+    p->lost = p->dead = p->late = false;
     p->suspect_us = UINT64_MAX;
     if (ctl_view_concerns(c, e->from))
         ctl_emit(c, &(struct ctl_effect){.kind = CTL_SEND_VIEW, .to = e->from, .view = c->view});
@@ -88,7 +89,8 @@ void ctl_peer_up(struct ctl_core *c, const struct ctl_event *e)
 
 static void suspect_from(struct ctl_core *c, struct ctl_peer *p)
 {
-    uint64_t at = c->now_us + c->cfg.suspect_ms * 1000ull;
+    bool member = c->view && view_member_find(c->view, p->id);
+    uint64_t at = c->now_us + c->cfg.suspect_ms * (member ? 500ull : 1000ull);
     if (at < p->suspect_us)
         p->suspect_us = at;
 }
@@ -104,6 +106,16 @@ void ctl_peer_down(struct ctl_core *c, const struct ctl_event *e)
         suspect_from(c, p);
     log_info("peer_down", "id=%llu cause=\"%s\"", (unsigned long long)e->from, e->text ? e->text : "");
     peers_trim(c);
+}
+
+void ctl_peer_dead(struct ctl_core *c, const struct ctl_event *e)
+{
+    if (ctl_peer_is_up(c, e->from) || !matters(c, e->from))
+        return;
+    struct ctl_peer *p = peer_get(c, e->from);
+    if (!p->dead)
+        p->suspect_us = c->now_us;
+    p->dead = true;
 }
 
 /* Its data connection closed. The control connection knows better, where there is one. */
@@ -133,8 +145,11 @@ static void watch_one(struct ctl_core *c, uint64_t id, uint64_t grace_us)
     if (id == c->cfg.self.server.id || ctl_peer_is_up(c, id))
         return;
     struct ctl_peer *p = peer_get(c, id);
-    if (p->suspect_us == UINT64_MAX)
+    if (p->lost)
+        p->suspect_us = c->now_us;
+    else if (p->suspect_us == UINT64_MAX)
         p->suspect_us = c->now_us + grace_us;
+    p->lost = false;
 }
 
 void ctl_peers_watch(struct ctl_core *c)
@@ -146,11 +161,18 @@ void ctl_peers_watch(struct ctl_core *c)
             watch_one(c, c->view->member[i].id, MEMBER_GRACE_US);
 }
 
-static void expire(struct ctl_core *c, uint64_t id)
+static void expire(struct ctl_core *c, struct ctl_peer *p)
 {
-    static const char why[] = "its connection closed and it did not come back";
+    static const char why[] = "its connection closed and it did not come back", gone[] = "its process is gone";
+    uint64_t id = p->id;
+    p->lost = !c->leads && c->view && view_lists(c->view, id);
     if (c->leads) {
-        ctl_controller_step(c, &(struct view_event){.kind = VIEW_SUSPECT, .id = id, .text = why});
+        ctl_controller_step(c, &(struct view_event){.kind = VIEW_SUSPECT, .id = id, .text = p->dead ? gone : why});
+    } else if (c->leader == id && p->lost && (p->dead || p->late)) {
+        ctl_store_unseat(c);
+    } else if (c->leader == id && p->lost) {
+        p->late = true;
+        suspect_from(c, p);
     } else if (c->leader && c->leader != c->cfg.self.server.id && c->leader != id && c->view &&
                view_lists(c->view, id)) {
         struct ctl_effect e = {.kind = CTL_SEND_SUSPECT, .to = c->leader, .id = id};
@@ -172,7 +194,7 @@ void ctl_peers_expire(struct ctl_core *c)
         }
         p->suspect_us = UINT64_MAX;
         any = true;
-        expire(c, p->id);
+        expire(c, p);
     }
     if (any)
         peers_trim(c);
@@ -220,6 +242,7 @@ void ctl_peers_connect(struct ctl_core *c)
         connect_one(c, c->server[i].doc.server.id);
     for (uint32_t i = 0; i < c->npeers; i++) {
         struct ctl_peer *p = &c->peer[i];
+        p->lost &= c->view && view_lists(c->view, p->id);
         if (!p->wanted || target(c, p->id))
             continue;
         p->wanted = false;

@@ -115,6 +115,18 @@ static void ask_campaign(struct ctl_core *c)
     submit(c, r);
 }
 
+/* Safe whether or not it is alive: a leader whose key is gone cannot write a view. */
+void ctl_store_unseat(struct ctl_core *c)
+{
+    if (!c->leader_revision || !registered(c) || c->tag[ASK_UNSEAT])
+        return;
+    struct coord_request *r = request_new(c, COORD_TXN, ASK_UNSEAT);
+    log_warn("leader_lost", "id=%llu term=%lld", (unsigned long long)c->leader, (long long)c->leader_revision);
+    guard(r, GUARD_CREATE_REVISION, "leader", c->leader_revision);
+    put(c, r, "leader", NULL, 0);
+    submit(c, r);
+}
+
 void ctl_store_pursue(struct ctl_core *c)
 {
     if (!c->started || c->now_us < c->retry_us)
@@ -488,6 +500,7 @@ static void answered(struct ctl_core *c, const struct coord_event *e)
         register_answered(c, e);
         break;
     case ASK_CAMPAIGN:
+    case ASK_UNSEAT:
         c->want_range = true;
         break;
     case ASK_CAS:

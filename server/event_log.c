@@ -16,7 +16,7 @@ enum { LINE_MAX_BYTES = 4096, NAME_BYTES = 64 };
 
 /* What is worth a line: everything else in the log is about single connections and frames. */
 static const char *const events[] = {
-    "starting", "serving", "stopped", "new_life", "store_unreachable", "store_reachable", "lease_lost", "elected", "deposed",
+    "starting", "serving", "stopped", "new_life", "store_unreachable", "store_reachable", "lease_lost", "leader_lost", "elected", "deposed",
     "peer_down", "node_suspect", "view_wait", "report_silent", "view_prepare", "view_reports", "view_propose", "view_commit",
     "view", "reported", "promoted", "announced", "first_step", "catch_up", "caught_up", "shard_without_holder", "server_drain",
     "draining", "drained", "fenced", "job_ended",

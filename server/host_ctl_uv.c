@@ -9,6 +9,10 @@
 #include "base/mem.h"
 #include "server/host_impl.h"
 
+/* PING_MS, SILENCE_MS: a host that vanishes, a process that is stopped. ASKS_MAX: tries to reach a server whose connection
+ * closed; the first comes at once, and may meet a process that is about to be gone. */
+enum { PING_MS = 200, SILENCE_MS = 1500, ASKS_MAX = 4 };
+
 static struct peer *peer_get(struct host *h, uint64_t id)
 {
     struct peer *p = map_get(&h->peers, id);
@@ -77,9 +81,12 @@ static void on_opened(void *arg, struct net_conn *c)
             /* The address is another process's now. */
             p->out = NULL;
             net_close(c, KS_ENOENT, "another server than expected answers here");
+            if (!p->in)
+                event(h, CTL_PEER_DEAD, p->id, true, "another server answers at its address");
             return;
         }
         was_up = p->in != NULL;
+        p->asks = p->asks ? ASKS_MAX : 0;
     } else {
         p->is_server = !strcmp(hello->role, "server");
         if (p->in)
@@ -91,41 +98,73 @@ static void on_opened(void *arg, struct net_conn *c)
         event(h, CTL_PEER_UP, p->id, p->is_server, NULL);
 }
 
+/* The connector tries again by itself; only the loss of an open connection is news, and that nobody is there. */
+static void out_closed(struct host *h, struct peer *p, struct net_conn *c, int status, const char *cause)
+{
+    uint64_t id = p->id;
+    bool nobody = net_nobody(c), was_open = net_peer_id(c) == id;
+    if (status == KS_EAUTH) {
+        char text[HOST_TEXT];
+        snprintf(text, sizeof text, "the server at %.60s, which was there first, has another token for job '%s' (KEEPSTEP_TOKEN "
+                 "or --token-file): %.100s", p->addr, h->job.job, cause);
+        host_finish(h, HOST_FAILED, text);
+    }
+    if (p->asks && (nobody || --p->asks == 0)) {
+        p->asks = 0;
+        p->out = NULL;
+        net_close(c, 0, "it is not there");
+    }
+    if (p->in)
+        return;
+    if (was_open)
+        event(h, CTL_PEER_DOWN, id, true, cause);
+    else if (nobody)
+        event(h, CTL_PEER_DEAD, id, true, cause);
+}
+
 static void on_closed(void *arg, struct net_conn *c, int status, const char *cause)
 {
     struct host *h = arg;
     struct peer *p = net_tag(c);
     host_status_forget(h, c);
     if (p) {
-        /* The connector tries again by itself; only the loss of an open connection is news. */
-        if (status == KS_EAUTH) {
-            char text[HOST_TEXT];
-            snprintf(text, sizeof text, "the server at %.60s, which was there first, has another token for job '%s' (KEEPSTEP_TOKEN "
-                     "or --token-file): %.100s", p->addr, h->job.job, cause);
-            host_finish(h, HOST_FAILED, text);
-        }
-        if (!p->in && net_peer_id(c) == p->id)
-            event(h, CTL_PEER_DOWN, p->id, true, cause);
+        out_closed(h, p, c, status, cause);
         return;
     }
     p = map_get(&h->peers, net_peer_id(c));
     if (!p || p->in != c)
         return;
     p->in = NULL;
-    if (!(p->out && net_is_open(p->out)))
-        event(h, CTL_PEER_DOWN, p->id, p->is_server, cause);
+    if (p->out && net_is_open(p->out))
+        return;
+    if (p->is_server)
+        host_peer_ask(h, p->id);
+    event(h, CTL_PEER_DOWN, p->id, p->is_server, cause);
 }
 
 void host_peer_connect(struct host *h, uint64_t id, const char *addr)
 {
     struct peer *p = peer_get(h, id);
     p->is_server = true;
+    p->asks = 0;
     if (p->out && !strcmp(p->addr, addr))
         return;
     if (p->out)
         net_close(p->out, 0, "address changed");
     snprintf(p->addr, sizeof p->addr, "%s", addr);
     p->out = net_connect(h->net, addr, p);
+}
+
+/* It is for the other one to connect again, if it can. */
+void host_peer_ask(struct host *h, uint64_t id)
+{
+    const struct view *v = ctl_core_view(h->ctl);
+    const struct view_server *s = v ? view_server_find(v, id) : NULL;
+    struct peer *p = peer_get(h, id);
+    if (!s || p->out)
+        return;
+    host_peer_connect(h, id, s->ctl);
+    p->asks = ASKS_MAX;
 }
 
 void host_peer_disconnect(struct host *h, uint64_t id, const char *text)
@@ -346,7 +385,7 @@ static int open_loops(struct host *h, char *err)
 int host_net_open(struct host *h, char *err)
 {
     char bound[ADDR_MAX_BYTES];
-    struct net_config nc = {.loop = &h->uv, .arg = h, .token = h->cfg->token, .ping_ms = 200, .silence_ms = 3000,
+    struct net_config nc = {.loop = &h->uv, .arg = h, .token = h->cfg->token, .ping_ms = PING_MS, .silence_ms = SILENCE_MS,
                             .handlers = {on_accept, on_opened, on_sink, on_abandon, on_frame, on_closed}};
     nc.self.id = h->id;
     snprintf(nc.self.job, sizeof nc.self.job, "%s", h->job.job);

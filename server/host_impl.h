@@ -17,6 +17,7 @@ struct peer {
     uint64_t id;
     bool is_server;
     struct net_conn *in, *out;
+    unsigned asks;                 /* `out` is only to find out whether it lives: tries that are left; 0: it is to stay */
     char addr[ADDR_MAX_BYTES];
 };
 /* A status request that waits for the loops. */
@@ -73,6 +74,8 @@ void host_finish(struct host *h, enum host_end end, const char *text);
 /* ---- host_ctl_uv.c: control connections ---- */
 int host_net_open(struct host *h, char *err);
 void host_peer_connect(struct host *h, uint64_t id, const char *addr);
+/* After its connection closed: looks whether its process is there. */
+void host_peer_ask(struct host *h, uint64_t id);
 void host_peer_disconnect(struct host *h, uint64_t id, const char *text);
 /* Sends a control frame with a JSON document (taken over; NULL: none) to node `to`. */
 void host_ctl_send(struct host *h, uint64_t to, struct frame_header head, char *doc);

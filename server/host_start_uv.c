@@ -76,16 +76,16 @@ static int job_agrees(const struct host *h, const struct job_doc *have, char *er
     return 0;
 }
 
-/* Our name in the view: the life before ours, and whether it holds shards. */
-static void former_life(const struct view *v, const char *name, uint64_t *ret_id, bool *ret_holds)
+/* Our name in the view: the life before ours, and whether it is the only one that holds some shard. */
+static void former_life(const struct view *v, const char *name, uint64_t *ret_id, bool *ret_alone)
 {
     *ret_id = 0;
-    *ret_holds = false;
+    *ret_alone = false;
     for (uint32_t i = 0; i < v->nservers; i++)
         if (!strcmp(v->server[i].name, name))
             *ret_id = v->server[i].id;
     for (uint32_t i = 0; *ret_id && i < v->nshards; i++)
-        *ret_holds |= v->shard[i].primary == *ret_id;
+        *ret_alone |= v->shard[i].primary == *ret_id && !v->shard[i].nbackups;
 }
 
 /* A directory remembers its newest lives only. */
@@ -100,28 +100,28 @@ static bool lived_here(const struct datadir *d, uint64_t id)
 static int view_check(struct host *h, const struct coord_kv *kv, char *err)
 {
     struct view *v;
-    bool holds;
+    bool alone;
     char text[ERR_TEXT];
     if (view_decode(kv->value, kv->value_size, &v, text)) {
         snprintf(err, HOST_TEXT, "the view of job '%s' in the store cannot be read: %.150s", h->job.job, text);
         return KS_ECORRUPT;
     }
     int r = 0;
-    former_life(v, h->name, &h->heir_of, &holds);
+    former_life(v, h->name, &h->heir_of, &alone);
     if (v->ended[0]) {
         snprintf(err, HOST_TEXT, "job '%s' has ended (%.100s): use another name, or forget it with 'keepstep stop "
                  "--purge'", h->job.job, v->ended);
         r = KS_EJOB;
-    } else if (holds && !h->has_dir) {
+    } else if (alone && !h->has_dir) {
         snprintf(err, HOST_TEXT, "server '%s' of job '%s' held shards in memory only (--durability none); they are "
                  "lost with it", h->name, h->job.job);
         r = KS_ESTATE;
-    } else if (holds && !lived_here(&h->dir, h->heir_of)) {
+    } else if (alone && !lived_here(&h->dir, h->heir_of)) {
         snprintf(err, HOST_TEXT, "server '%s' of job '%s' keeps its shards in another data directory than %.80s: start "
                  "it there, or give this one another --name", h->name, h->job.job, h->dir.dir);
         r = KS_ENOENT;
     }
-    if (!h->has_dir || h->dir.life == 0)
+    if (!h->has_dir || !lived_here(&h->dir, h->heir_of))
         h->heir_of = 0;
     view_free(v);
     return r;

@@ -27,7 +27,7 @@ enum {
     TICK_MS = 100,
     REPEAT_US = 1000000, /* JOIN, mode requests, the store: asked again */
     CTL_PING_MS = 200,
-    CTL_SILENCE_MS = 3000,
+    CTL_SILENCE_MS = 1500,
     FLUSH_BYTES = 64 << 10, /* a push writes itself from here on; less waits for the end of the step */
     WAIT_LOG_US = 5000000,
     LEAVE_US = 1000, /* after a wait the loop is left to the next one for so long */

@@ -22,6 +22,7 @@ enum { ETCD_ARGS = 40, ETCD_START_MS = 15000 };
 
 struct etcd_member {
     pid_t pid;
+    const char *host;                /* that it listens on; NULL: 127.0.0.1 */
     int client_port, peer_port;
     char name[16], dir[128];
     char cluster[256];               /* --initial-cluster; empty: alone */
@@ -54,9 +55,14 @@ static inline int free_port(void)
     return ntohs(a.sin_port);
 }
 
+static inline const char *etcd_host(const struct etcd_member *m)
+{
+    return m->host ? m->host : "127.0.0.1";
+}
+
 static inline void etcd_url(const struct etcd_member *m, char *out, size_t size)
 {
-    snprintf(out, size, "%s://127.0.0.1:%d", m->cacert ? "https" : "http", m->client_port);
+    snprintf(out, size, "%s://%s:%d", m->cacert ? "https" : "http", etcd_host(m), m->client_port);
 }
 
 static inline size_t etcd_body_drop(char *data, size_t one, size_t size, void *arg)
@@ -111,7 +117,7 @@ static inline void etcd_exec(const struct etcd_member *m)
     const char *argv[ETCD_ARGS] = {"etcd", "--name", m->name, "--data-dir", m->dir};
     int n = 5;
     etcd_url(m, client, sizeof client);
-    snprintf(peer, sizeof peer, "http://127.0.0.1:%d", m->peer_port);
+    snprintf(peer, sizeof peer, "http://%s:%d", etcd_host(m), m->peer_port);
     snprintf(alone, sizeof alone, "%s=%s", m->name, peer);
     snprintf(log, sizeof log, "%s.log", m->dir);
     const char *const flags[] = {"--listen-client-urls",

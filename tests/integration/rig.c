@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <ftw.h>
 #include <limits.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -93,10 +94,9 @@ void rig_fail(struct rig *r, const char *file, int line, const char *format, ...
 static void environment_set(void)
 {
     const char *log = getenv("RIG_LOG");
-    static const char *const own[] = {"COORD",      "JOB",           "TOKEN",   "TOKEN_FILE",  "NAME",
-                                      "LOCAL_SIZE", "TIMEOUT",       "DATA",    "LISTEN",      "ADVERTISE",
-                                      "LOOPS",      "MEMORY",        "SERVERS", "MEMBERS",     "MODE",
-                                      "DURABILITY", "DETERMINISTIC", "SHARDS",  "CHUNK_BYTES", "WAIT_FOR_SERVER"};
+    static const char *const own[] = {"COORD", "JOB", "TOKEN", "TOKEN_FILE", "NAME", "LOCAL_SIZE", "TIMEOUT", "DATA",
+                                      "LISTEN", "ADVERTISE", "NOTICE", "EVENT_LOG", "REPLICAS", "MIN_REPLICAS", "LOOPS", "MEMORY", "SERVERS", "MEMBERS", "MODE",
+                                      "DURABILITY", "DETERMINISTIC", "SHARDS", "CHUNK_BYTES", "WAIT_FOR_SERVER"};
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
         char name[64];
         snprintf(name, sizeof name, "KEEPSTEP_%s", own[i]);
@@ -197,6 +197,10 @@ void rig_look(struct rig *r)
         struct rig_server *s = &r->server[i];
         if (s->pid && waitpid(s->pid, &status, WNOHANG) == s->pid) {
             s->pid = 0;
+            s->ended = true;
+            s->status = status;
+            if (s->may_end)
+                continue;
             RIG_FAIL(r, "server %u ended by itself, status %x", i, (unsigned)status);
         }
     }
@@ -224,8 +228,20 @@ void rig_server_options(struct rig *r, const char *first, ...)
     va_end(ap);
 }
 
+static void netns_enter(const char *name)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "/run/netns/%s", name);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || setns(fd, CLONE_NEWNET)) {
+        fprintf(stderr, "cannot enter %s: %s\n", path, strerror(errno));
+        _exit(127);
+    }
+    close(fd);
+}
+
 /* Becomes a child that writes its stderr to a log and does not outlive the test. */
-static pid_t fork_child(const char *log)
+static pid_t fork_child(const char *log, const char *netns)
 {
     pid_t parent = getpid(), pid;
     fflush(NULL);
@@ -239,6 +255,8 @@ static pid_t fork_child(const char *log)
     int fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     dup2(fd, 2);
     dup2(fd, 1);
+    if (netns)
+        netns_enter(netns);
     return 0;
 }
 
@@ -265,18 +283,26 @@ void rig_server_launch(struct rig *r, unsigned i, const char *data, const char *
     snprintf(name, sizeof name, "s%u", i);
     path_of(r, "server", i, ".log", log);
     path_of(r, "server", i, ".ready", ready);
-    path_of(r, "data", i, "", own);
+    if (s->data)
+        snprintf(own, sizeof own, "%s", s->data);
+    else
+        path_of(r, "data", i, "", own);
+    s->ended = false;
     unlink(ready);
     unlink(log);
     s->starts++;
     for (unsigned k = 0; k < r->nargs; k++)
         argv[n++] = r->args[k];
+    if (s->listen) {
+        argv[n++] = "--listen";
+        argv[n++] = s->listen;
+    }
     if (more)
         argv[n++] = more;
     if (value)
         argv[n++] = value;
     r->nservers = i >= r->nservers ? i + 1 : r->nservers;
-    s->pid = fork_child(log);
+    s->pid = fork_child(log, s->netns);
     if (s->pid == 0) {
         execv(exe, (char *const *)argv);
         fprintf(stderr, "cannot run %s: %s\n", exe, strerror(errno));
@@ -297,10 +323,15 @@ static bool ready_read(struct rig *r, unsigned i)
     return whole;
 }
 
+void rig_server_await(struct rig *r, unsigned i)
+{
+    RIG_UNTIL(r, ready_read(r, i));
+}
+
 void rig_server_start(struct rig *r, unsigned i)
 {
     rig_server_launch(r, i, NULL, NULL, NULL);
-    RIG_UNTIL(r, ready_read(r, i));
+    rig_server_await(r, i);
 }
 
 void rig_servers_start(struct rig *r, unsigned n)
@@ -317,17 +348,23 @@ void rig_server_kill(struct rig *r, unsigned i)
     kill_and_reap(&r->server[i].pid);
 }
 
+void rig_server_signal(struct rig *r, unsigned i, int number)
+{
+    RIG_ASSERT(r, r->server[i].pid > 0 && kill(r->server[i].pid, number) == 0);
+}
+
 int rig_server_end(struct rig *r, unsigned i, char *ret_text)
 {
     struct rig_server *s = &r->server[i];
     char path[PATH_MAX], line[RIG_TEXT];
     uint64_t end = clock_now_us() + (uint64_t)rig_ms(30000) * 1000;
     int status = 0;
-    while (waitpid(s->pid, &status, WNOHANG) == 0) {
+    while (s->pid && waitpid(s->pid, &status, WNOHANG) == 0) {
         rig_pause();
         if (clock_now_us() > end)
             RIG_FAIL(r, "server %u does not end", i);
     }
+    status = s->pid ? status : s->status;
     s->pid = 0;
     if (!WIFEXITED(status))
         RIG_FAIL(r, "server %u was ended by signal %d", i, WTERMSIG(status));
@@ -349,6 +386,49 @@ void rig_server_stop(struct rig *r, unsigned i)
     int status = rig_server_end(r, i, text);
     if (status)
         RIG_FAIL(r, "server %u was told to stop and gave %d: %s", i, status, text);
+}
+
+static void file_read(const char *path, char *ret_text)
+{
+    FILE *f = fopen(path, "re");
+    size_t n = f ? fread(ret_text, 1, RIG_TEXT - 1, f) : 0;
+    ret_text[n] = 0;
+    if (f)
+        fclose(f);
+}
+
+int rig_command(struct rig *r, char *ret_text, const char *word, ...)
+{
+    char exe[PATH_MAX], log[PATH_MAX];
+    const char *argv[RIG_ARGS] = {"keepstep"};
+    int n = 1, status = 0;
+    uint64_t end = clock_now_us() + (uint64_t)rig_ms(30000) * 1000;
+    va_list ap;
+    va_start(ap, word);
+    for (const char *a = word; a && n < RIG_ARGS - 5; a = va_arg(ap, const char *))
+        argv[n++] = a;
+    va_end(ap);
+    const char *const job[] = {"--coord", r->coord, "--job", r->job};
+    memmove(argv + 2 + 4, argv + 2, (size_t)(n - 2) * sizeof *argv);
+    memcpy(argv + 2, job, sizeof job);
+    program(exe);
+    path_of(r, "command", r->ncommands++, ".log", log);
+    pid_t pid = fork_child(log, NULL);
+    if (pid == 0) {
+        execv(exe, (char *const *)argv);
+        _exit(127);
+    }
+    while (waitpid(pid, &status, WNOHANG) == 0) {
+        rig_look(r);
+        if (clock_now_us() > end) {
+            kill(pid, SIGKILL);
+            waitpid(pid, NULL, 0);
+            file_read(log, ret_text);
+            RIG_FAIL(r, "keepstep %s does not end: %s", word, ret_text);
+        }
+    }
+    file_read(log, ret_text);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
 long rig_rss(pid_t pid)
@@ -375,7 +455,7 @@ unsigned rig_worker_start(struct rig *r, void (*fn)(struct rig_self *), void *ar
     RIG_ASSERT(r, w < RIG_WORKERS);
     path_of(r, "worker", w, ".log", log);
     r->nworkers++;
-    r->worker[w].pid = fork_child(log);
+    r->worker[w].pid = fork_child(log, r->worker_netns);
     if (r->worker[w].pid)
         return w;
     fn(&self);
@@ -426,8 +506,8 @@ struct ks_job *rig_open(struct rig_self *s)
     char name[32];
     struct ks_job *j = NULL;
     snprintf(name, sizeof name, "w%u", s->index);
-    struct ks_options o = {
-        .coord = s->rig->coord, .job = s->rig->job, .token = s->rig->token, .name = name, .timeout_ms = rig_ms(30000)};
+    struct ks_options o = {.coord = s->rig->coord, .job = s->rig->job, .token = s->rig->token, .name = name,
+                           .timeout_ms = rig_ms(s->rig->timeout_ms ? s->rig->timeout_ms : 30000)};
     RIG_OK(NULL, ks_open(&o, &j));
     return j;
 }

@@ -26,26 +26,30 @@
 #include "base/rng.h"
 #include "worker/keepstep.h"
 
-enum { RIG_SERVERS = 8, RIG_WORKERS = 256, RIG_ARGS = 48, RIG_TEXT = 512, RIG_MAPS = 64 };
+enum { RIG_SERVERS = 64, RIG_WORKERS = 512, RIG_ARGS = 48, RIG_TEXT = 512, RIG_MAPS = 64 };
 
 struct rig_server {
     pid_t pid; /* 0: not running */
     unsigned starts;
-    char ctl[64]; /* its control address */
+    char ctl[64];                  /* its control address */
+    const char *netns;             /* network namespace that it is started in; NULL: the test's */
+    const char *listen, *data;     /* options; NULL: a free port of 127.0.0.1, and DIR/data-i */
+    bool may_end;                  /* ending by itself does not fail the test; then `ended` and the wait status */
+    bool ended;
+    int status;
 };
 struct rig_worker {
     pid_t pid;
 };
 struct rig {
     char dir[128], coord[192], job[32], token[32];
-    const char *args[RIG_ARGS]; /* of every server */
-    unsigned nargs, nservers, nworkers;
+    const char *args[RIG_ARGS];    /* of every server */
+    unsigned nargs, nservers, nworkers, ncommands;
     struct rig_server server[RIG_SERVERS];
     struct rig_worker worker[RIG_WORKERS];
-    struct {
-        void *at;
-        size_t size;
-    } map[RIG_MAPS];
+    const char *worker_netns;      /* of workers that are started from now on */
+    int64_t timeout_ms;            /* of members' calls; 0: 30 s */
+    struct { void *at; size_t size; } map[RIG_MAPS];
     unsigned nmaps;
 };
 
@@ -90,10 +94,16 @@ void rig_servers_start(struct rig *r, unsigned n);
 /* With other last options (NULL: none); does not wait. */
 void rig_server_launch(struct rig *r, unsigned i, const char *data, const char *more, const char *value);
 void rig_server_kill(struct rig *r, unsigned i);
+void rig_server_signal(struct rig *r, unsigned i, int number);
+/* Until it serves after rig_server_launch. */
+void rig_server_await(struct rig *r, unsigned i);
 /* SIGTERM; it must end with status 0. */
 void rig_server_stop(struct rig *r, unsigned i);
 /* Waits until it ends by itself; ret_text (RIG_TEXT bytes): what it wrote since its last start, without log lines. */
 int rig_server_end(struct rig *r, unsigned i, char *ret_text);
+/* `keepstep WORD...` with the job's settings, words up to NULL: its exit status, and what it wrote (RIG_TEXT bytes), within
+ * 30 s. What runs is looked at meanwhile. */
+int rig_command(struct rig *r, char *ret_text, const char *word, ...);
 /* KiB */
 long rig_rss(pid_t pid);
 

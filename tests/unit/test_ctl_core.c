@@ -523,7 +523,7 @@ static void member_joins_and_dies(void **state)
     assert_true(view_lists(view_of(w, 2), 101));
     /* A short break of the control connection is forgiven. */
     post(w, 1, CTL_PEER_DOWN, 101);
-    pass(w, 200);
+    pass(w, 100);
     member_up(w, 1, 101);
     pass(w, 1000);
     assert_true(view_lists(view_of(w, 1), 101));
@@ -582,8 +582,11 @@ static void dead_leader_is_succeeded_and_its_heir_serves(void **state)
     pass(w, 100);
     uint64_t epoch = view_of(w, 2)->epoch;
     crash(w, 1);
-    pass(w, 1000);
+    pass(w, 400);
     assert_false(ctl_core_leads(node_of(w, 2)->core));
+    /* Its lease lives on; nobody waits for that. */
+    pass(w, 400);
+    assert_true(ctl_core_leads(node_of(w, 2)->core));
     lease_over(w, 1);
     assert_true(ctl_core_leads(node_of(w, 2)->core));
     member_up(w, 2, 101);
@@ -857,7 +860,7 @@ static void returning_server_is_not_lost(void **state)
     struct world *w = cluster(2);
     uint64_t epoch = view_of(w, 1)->epoch;
     link_down(w, 1, 2);
-    pass(w, 2000);
+    pass(w, 500);
     uint64_t since;
     assert_int_equal(view_core_waiting_for(ctl_core_controller(node_of(w, 1)->core), &since), 2);
     link_up(w, 1, 2);
@@ -866,6 +869,45 @@ static void returning_server_is_not_lost(void **state)
     assert_int_equal(view_of(w, 1)->nservers, 2);
     assert_int_equal(view_of(w, 2)->epoch, epoch + 1);
     assert_false(node_of(w, 2)->fenced);
+    world_close(w);
+}
+
+/* Cut off for longer, the other one leads, and waits just as well. */
+static void leader_that_is_cut_off_is_succeeded(void **state)
+{
+    (void)state;
+    struct world *w = cluster(2);
+    link_down(w, 1, 2);
+    pass(w, 2000);
+    uint64_t since, leader = ctl_core_leads(node_of(w, 1)->core) ? 1 : 2;
+    assert_true(ctl_core_leads(node_of(w, 1)->core) != ctl_core_leads(node_of(w, 2)->core));
+    assert_int_equal(view_core_waiting_for(ctl_core_controller(node_of(w, leader)->core), &since), 3 - leader);
+    link_up(w, 1, 2);
+    pass(w, 200);
+    assert_int_equal(view_of(w, 1)->nservers, 2);
+    assert_int_equal(view_of(w, 1)->epoch, view_of(w, 2)->epoch);
+    assert_false(node_of(w, 1)->fenced || node_of(w, 2)->fenced);
+    world_close(w);
+}
+
+static void gone_process_is_suspected_at_once(void **state)
+{
+    (void)state;
+    struct world *w = cluster(2);
+    uint64_t since;
+    crash(w, 2);
+    post(w, 1, CTL_PEER_DEAD, 2);
+    pass(w, 50);
+    assert_int_equal(view_core_waiting_for(ctl_core_controller(node_of(w, 1)->core), &since), 2);
+    world_close(w);
+    w = cluster(2);
+    crash(w, 1);
+    /* Of one that is connected it says nothing. */
+    post(w, 2, CTL_PEER_DEAD, 2);
+    post(w, 2, CTL_PEER_DEAD, 1);
+    pass(w, 50);
+    assert_true(ctl_core_leads(node_of(w, 2)->core));
+    assert_int_equal(view_core_waiting_for(ctl_core_controller(node_of(w, 2)->core), &since), 1);
     world_close(w);
 }
 
@@ -1036,6 +1078,35 @@ static void denied_joiner_makes_no_views(void **state)
     world_close(w);
 }
 
+/* A report from before the joiner had caught up, sent once more, does not silence it. */
+static void old_report_denies_nothing(void **state)
+{
+    (void)state;
+    struct world *w = replicated(2, 1);
+    crash(w, 2);
+    lease_over(w, 2);
+    pass(w, 1000);
+    node_of(w, 1)->syncs = false;
+    struct ctl_config c = config(3, 1);
+    boot(w, &c);
+    pass(w, 100);
+    node_of(w, 3)->mute_loops = true;  /* a change that cannot end yet */
+    member_joins(w, 1, 101);
+    pass(w, 50);
+    for (uint32_t h = 0; h < NSHARDS; h++) {
+        struct message *m = post(w, 1, CTL_LOOP_SYNCED, 0);
+        m->e.shard = h;
+        m->e.id = 3;
+    }
+    settle(w);
+    post(w, 1, CTL_PEER_UP, 3)->e.is_server = true;
+    node_of(w, 3)->mute_loops = false;
+    node_of(w, 1)->syncs = true;       /* from the next change on */
+    pass(w, 3000);
+    assert_backups(view_of(w, 1), 1);
+    world_close(w);
+}
+
 static void drained_server_leaves(void **state)
 {
     (void)state;
@@ -1134,6 +1205,8 @@ int main(void)
         cmocka_unit_test(prepare_brings_a_newer_view),
         cmocka_unit_test(report_waits_for_every_loop),
         cmocka_unit_test(returning_server_is_not_lost),
+        cmocka_unit_test(leader_that_is_cut_off_is_succeeded),
+        cmocka_unit_test(gone_process_is_suspected_at_once),
         cmocka_unit_test(lost_prepare_is_sent_again),
         cmocka_unit_test(waiting_is_over_and_all_end),
         cmocka_unit_test(same_id_twice_is_refused),
@@ -1141,6 +1214,7 @@ int main(void)
         cmocka_unit_test(lost_backup_is_replaced),
         cmocka_unit_test(joiners_are_told_of_until_they_are_backups),
         cmocka_unit_test(denied_joiner_makes_no_views),
+        cmocka_unit_test(old_report_denies_nothing),
         cmocka_unit_test(drained_server_leaves),
         cmocka_unit_test(drain_reaches_the_leader_and_the_server),
         cmocka_unit_test(drain_outlives_the_leader),
