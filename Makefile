@@ -56,7 +56,7 @@ help:
 #: make sim SEED=n            narrate one seed of the simulator
 #: make mutants               remove one guard at a time; the simulator must notice each
 #: make bench                 measure against raw sockets, as ratios within one run
-#: make bench-recovery [TRIALS=n]   how long training stands still when machines die, leave and join
+#: make bench-recovery [TRIALS=n] [COORD=etcd]   how long training stands still when machines die, leave and join
 #: make fuzz SECONDS=n        libFuzzer targets (clang), n seconds each
 #: make install PREFIX=dir    program, library, headers, pkg-config file, man page (make uninstall removes them)
 #: make format | lint         clang-format; layering, cores, compiler and clang-tidy checks
@@ -136,7 +136,7 @@ fuzz: deps
 bench: all $(BENCH)
 	@BUILD=$(BUILD) bench/run
 bench-recovery: all $(BUILD)/bench/bench_recovery
-	@BUILD=$(BUILD) TRIALS=$(TRIALS) bench/recovery --phases
+	@BUILD=$(BUILD) TRIALS=$(TRIALS) COORD=$(COORD) bench/recovery --phases
 
 DEST := $(DESTDIR)$(PREFIX)
 install: all
