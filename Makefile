@@ -44,7 +44,7 @@ TESTS   := $(TEST_SRC:%.c=$(BUILD)/%)
 BENCH   := $(patsubst %.c,$(BUILD)/%,$(wildcard bench/bench_*.c))
 EXAMPLES := $(patsubst %.c,$(BUILD)/%,$(wildcard worker/examples/*.c))
 
-.PHONY: all help deps test-deps test demo bench sim mutants fuzz examples install uninstall format lint clean tests
+.PHONY: all help deps test-deps test demo bench bench-recovery sim mutants fuzz examples install uninstall format lint clean tests
 all: deps $(BUILD)/keepstep $(BUILD)/libkeepstep.so examples
 
 help:
@@ -56,6 +56,7 @@ help:
 #: make sim SEED=n            narrate one seed of the simulator
 #: make mutants               remove one guard at a time; the simulator must notice each
 #: make bench                 measure against raw sockets, as ratios within one run
+#: make bench-recovery [TRIALS=n] [COORD=etcd]   how long training stands still when machines die, leave and join
 #: make fuzz SECONDS=n        libFuzzer targets (clang), n seconds each
 #: make install PREFIX=dir    program, library, headers, pkg-config file, man page (make uninstall removes them)
 #: make format | lint         clang-format; layering, cores, compiler and clang-tidy checks
@@ -134,6 +135,8 @@ fuzz: deps
 
 bench: all $(BENCH)
 	@BUILD=$(BUILD) bench/run
+bench-recovery: all $(BUILD)/bench/bench_recovery
+	@BUILD=$(BUILD) TRIALS=$(TRIALS) COORD=$(COORD) bench/recovery --phases
 
 DEST := $(DESTDIR)$(PREFIX)
 install: all

@@ -41,6 +41,7 @@ struct ctl_held {
 struct ctl_synced {
     uint32_t shard;
     uint64_t id;
+    struct ballot heard;        /* the newest then: what was reported to it says nothing of this */
 };
 
 /* A deadline that this process passes by so much finds it had stood still: who is alive may be waiting unread. */

@@ -172,7 +172,7 @@ static void expire(struct ctl_core *c, struct ctl_peer *p)
         ctl_store_unseat(c);
     } else if (c->leader == id && p->lost) {
         p->late = true;
-        suspect_from(c, p);
+        p->suspect_us = c->now_us + c->cfg.suspect_ms * 500ull;
     } else if (c->leader && c->leader != c->cfg.self.server.id && c->leader != id && c->view &&
                view_lists(c->view, id)) {
         struct ctl_effect e = {.kind = CTL_SEND_SUSPECT, .to = c->leader, .id = id};

@@ -304,15 +304,25 @@ static void server_is(struct ctl_core *c, const struct server_doc *doc, int64_t 
     ctl_peers_connect(c);
 }
 
+/* A view that removed this life took its record away, maybe before this life had seen a view that lists it. It would never
+ * be listed again. */
+static void self_is_gone(struct ctl_core *c)
+{
+    bool taken = c->registered_lease && c->registered_lease == c->lease;
+    c->registered_lease = 0;
+    if (taken && !c->listed)
+        ctl_stop(c, CTL_FENCED, "its record was taken from the store before it was part of the job");
+}
+
 static void server_is_gone(struct ctl_core *c, uint64_t id)
 {
     struct ctl_server *s = server_find(c, id);
-    if (!s)
+    if (id == self_id(c))
+        self_is_gone(c);
+    if (!s || c->fenced)
         return;
     memmove(s, s + 1, (c->nservers - (uint32_t)(s - c->server) - 1) * sizeof *s);
     c->nservers--;
-    if (id == self_id(c))
-        c->registered_lease = 0;
     /* A lease that runs out says little of a listed server that is connected: its store may be cut off, not it. */
     bool listed = c->view && view_server_find(c->view, id);
     if (!listed || !ctl_peer_is_up(c, id))
@@ -415,6 +425,10 @@ static void snapshot(struct ctl_core *c, const struct coord_event *e)
     for (uint32_t i = c->nservers; i-- > 0;)
         if (i < c->nservers && !range_has(e, c->server[i].doc.server.id))
             server_is_gone(c, c->server[i].doc.server.id);
+    if (c->registered_lease && !range_has(e, self_id(c)))
+        server_is_gone(c, self_id(c));
+    if (c->fenced)
+        return;
     for (uint32_t i = 0; i < e->nkv; i++) {
         if (strcmp(e->kv[i].key, "leader") == 0)
             leader = &e->kv[i];
@@ -452,6 +466,8 @@ static void register_answered(struct ctl_core *c, const struct coord_event *e)
     if (e->status == 0 && e->succeeded) {
         c->registered_lease = c->lease;
         c->register_unsure = true;
+        if (e->revision > c->seen_revision)
+            c->seen_revision = e->revision;     /* what was read before says nothing of it */
         return;
     }
     if (e->status == 0 && !c->register_unsure) {

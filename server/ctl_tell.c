@@ -91,7 +91,7 @@ static bool still_joining(const struct ctl_core *c, const struct ctl_synced *s)
 
 void ctl_tell_loop_synced(struct ctl_core *c, const struct ctl_event *e)
 {
-    struct ctl_synced s = {e->shard, e->id};
+    struct ctl_synced s = {e->shard, e->id, c->promised};
     if (!still_joining(c, &s))
         return;
     for (uint32_t i = 0; i < c->nsynced; i++)
@@ -129,6 +129,9 @@ static bool reported(const struct shard_report *r, uint64_t id)
 
 static bool denied(const struct report *r, const struct ctl_synced *s)
 {
+    const struct ballot *a = &s->heard, *b = &r->ballot;
+    if (b->term < a->term || (b->term == a->term && b->round <= a->round))
+        return false;
     for (uint32_t i = 0; i < r->nshards; i++)
         if (r->shard[i].shard == s->shard)
             return r->shard[i].role != HOLDER_PRIMARY || !reported(&r->shard[i], s->id);

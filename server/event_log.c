@@ -62,11 +62,15 @@ static bool is_number(const char *s, size_t n)
     return n > 0 && n < 15 && digits >= n && s[n - 1] != '-' && s[n - 1] != '.' && s[0] != '.';
 }
 
+/* The text may have quotes of its own: the last one is followed by the next key, or by nothing. */
 static const char *quoted_end(const char *s)
 {
     const char *end = s;
-    while (*end && !(*end == '"' && (end[1] == ' ' || !end[1])))
-        end++;
+    for (; *end; end++) {
+        const char *next = end + 2;
+        if (*end == '"' && (!end[1] || (end[1] == ' ' && next[strcspn(next, " =\"")] == '=')))
+            break;
+    }
     return end;
 }
 
@@ -142,11 +146,12 @@ static void on_line(const char *event, const char *fields, void *arg)
 
 int event_log_open(const char *path, char *err, unsigned size)
 {
-    file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-    if (file < 0) {
+    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    if (fd < 0) {
         snprintf(err, size, "cannot open the event log %.200s: %s", path, strerror(errno));
         return KS_EIO;
     }
+    file = fd;
     log_tap_set(on_line, NULL);
     return 0;
 }

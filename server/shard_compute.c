@@ -247,6 +247,15 @@ static bool reduce_result(struct shard_core *c, struct chunk *ch, struct buf *su
     return true;
 }
 
+/* The sum is sent to holders as well: both are the same bytes, which nobody writes to any more. */
+static bool reduce_shared(struct shard_core *c, struct chunk *ch, struct buf *sum, struct image *ret)
+{
+    if (reduce_result(c, ch, buf_ref(sum), ret))
+        return true;
+    buf_unref(sum);
+    return false;
+}
+
 static bool gradient_result(struct shard_core *c, struct chunk *ch, int64_t step, const struct buf *grad, struct image *ret)
 {
     struct buf *into = pool_get(c->cfg.pool, grad->len);
@@ -277,7 +286,7 @@ bool acc_finish(struct shard_core *c, struct chunk *ch, int64_t step, struct ima
         return true;
     }
     if (ret_gradient) {
-        if (!gradient_result(c, ch, step, ch->acc, ret))
+        if (param ? !gradient_result(c, ch, step, ch->acc, ret) : !reduce_shared(c, ch, ch->acc, ret))
             return false;
         *ret_gradient = ch->acc;
         ch->acc = NULL;

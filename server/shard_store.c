@@ -515,8 +515,9 @@ void shard_core_loaded(struct shard_core *c, uint64_t heir_of)
         s->held = shard_is_mine(c, i);
         for (uint32_t k = 0; k < s->nchunks; k++) {
             struct chunk *ch = s->chunk[k];
-            /* The very first image has the initial value before it. */
-            if (!ch->has_pre && ch->image_seq == 1 && ch->cur.step >= 0) {
+            /* The very first image, however often it was written, has the initial value before it. Where the one before was
+             * dropped, it is not asked for again. */
+            if (!ch->has_pre && ch->image_seq && ch->cur.step >= 0) {
                 ch->pre = (struct image){.step = -1};
                 ch->has_pre = true;
             }

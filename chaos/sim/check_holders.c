@@ -31,6 +31,9 @@ static bool held(const struct world *w, const struct sim_loop *l, const struct c
         return true;      /* W, which the backup has, says the same */
     if (x->whole)
         return shard_core_complete(l->core, x->shard) >= h->step;
+    const struct view_member *to = h->type == FRAME_ACK ? view_member_find(l->view, x->e->to) : NULL;
+    if (h->type == FRAME_ACK && (!to || !to->live))
+        return true;      /* nobody waits for it; what it pushed is forgotten with it */
     if (h->type == FRAME_ACK)
         return shard_core_applied(l->core, h->tensor, h->chunk, x->e->to) >= h->seq;
     if (!shard_core_peek(l->core, h->tensor, h->chunk, &peek))
