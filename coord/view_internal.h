@@ -176,7 +176,7 @@ struct holding {
  * `next` leads, by index, to choose the least busy. */
 void view_rules_shard(const struct view_core *v, const struct view *next, uint32_t shard, const uint64_t *primaries,
                       struct holding *ret);
-/* c of RULES: what the next primary has reported; false: it has not. */
+/* `c`: what the next primary has reported; false: it has not. */
 bool view_rules_complete(const struct view_core *v, const struct view *next, uint32_t shard, int64_t *ret_complete);
 
 /* ---- view_place.c ---- */

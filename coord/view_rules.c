@@ -1,4 +1,4 @@
-/* What becomes of one shard: who leads it next, who has caught up, who moves (RULES.md "Controller"). */
+/* What becomes of one shard: who leads it next, who has caught up, who moves. */
 #include "coord/view_internal.h"
 
 #include "base/mutant.h"

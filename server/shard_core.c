@@ -373,7 +373,7 @@ static void frame_handle(struct shard_core *c, uint32_t slot, const struct shard
     buf_unref(e->payload);
 }
 
-/* RULES: data of another server counts only in the epoch of this view, from a server that it lists. */
+/* Data of another server counts only in the epoch of this view, from a server that it lists. */
 static void server_frame(struct shard_core *c, const struct shard_event *e)
 {
     bool current = e->header.epoch == (uint32_t)c->view->epoch || MUTANT(53);

@@ -1,4 +1,4 @@
-/* shard_holders.c - replication, the primary's side (RULES.md "Primary": required, IMG, MARK, HAVE).
+/* shard_holders.c - replication, the primary's side.
  *
  * Everything that must be safe before it counts is an item with a number: a chunk's result or image, a mark, W. Backups and
  * joiners that were told SYNC_END are required, and so is our disk with durability=write. In synchronous steps backups are

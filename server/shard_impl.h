@@ -61,7 +61,7 @@ struct image {
     uint32_t disk_slot;
 };
 
-/* A server that holds, or is to hold, what this primary has (RULES: backups and joining). */
+/* A server that holds, or is to hold, what this primary has. */
 struct holder {
     uint64_t id;                  /* 0: free */
     uint32_t loop;                /* of that server, for this shard */

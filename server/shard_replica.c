@@ -1,4 +1,4 @@
-/* shard_replica.c - replication, the holder's side (RULES.md "Backup / joiner").
+/* shard_replica.c - replication, the holder's side.
  *
  * IMAGE, MARK and SYNC_END count only in the epoch of this view, from the shard's primary in it, and not once a PREPARE has
  * named us its next primary. What counts is stored as it comes: the connection is FIFO. It is acknowledged when stored, with
