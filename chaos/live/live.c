@@ -31,7 +31,7 @@ struct live *live_open(struct rig *r, const char *mode, const char *replicas, co
     struct live *w = rig_shared(r, sizeof *w);
     w->sync = !strcmp(mode, "sync");
     rig_server_options(r, "--servers", servers, "--loops", "2", "--shards", "6", "--chunk-bytes", "4096", "--mode", mode,
-                       "--durability", durability, "--replicas", replicas, NULL);
+                       "--durability", durability, "--replicas", replicas, "--notice", "25", NULL);
     return w;
 }
 

@@ -103,6 +103,8 @@ static void environment_set(void)
         unsetenv(name);
     }
     setenv("KEEPSTEP_LOG", log ? log : "warn", 1);
+    /* All servers are told to end at the end of a test: nobody is there to take what they hold. */
+    setenv("KEEPSTEP_NOTICE", "1", 1);
     setenv("TSAN_OPTIONS", "halt_on_error=1", 0);
 }
 

@@ -19,8 +19,8 @@ struct task {
 
 static void servers_start(struct rig *r, const char *wait)
 {
-    rig_server_options(r, "--durability", "write", "--loops", "2", "--shards", "6", "--chunk-bytes", "256", "--servers",
-                       "2", "--members", "2", "--wait-for-server", wait, NULL);
+    rig_server_options(r, "--replicas", "0", "--durability", "write", "--loops", "2", "--shards", "6", "--chunk-bytes", "256", "--servers", "2",
+                       "--members", "2", "--wait-for-server", wait, NULL);
     rig_servers_start(r, SERVERS);
 }
 
