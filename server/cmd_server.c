@@ -3,7 +3,9 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -17,6 +19,8 @@ enum {
     CHUNK_BYTES = 1 << 20,
     LIVES_MAX = 8,                 /* that were fenced one soon after the other */
     LIFE_LONG_US = 30 * 1000000,
+    FILES = 64,                    /* descriptors of a server without loops and connections */
+    FILES_LOOP = 16,
     PAUSE_MS = 200,
     PAUSE_MS_MAX = 5000,
 };
@@ -190,6 +194,23 @@ static int live(const struct host_config *c)
     }
 }
 
+/* A connection takes a descriptor, and the usual soft limit is less than what a large job needs. */
+static int files_allow(uint32_t loops)
+{
+    struct rlimit l;
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    uint64_t least = FILES + FILES_LOOP * (uint64_t)(loops ? loops : cores > 0 ? (uint32_t)cores : 1);
+    if (getrlimit(RLIMIT_NOFILE, &l))
+        return 0;
+    l.rlim_cur = l.rlim_max;
+    (void)setrlimit(RLIMIT_NOFILE, &l);
+    (void)getrlimit(RLIMIT_NOFILE, &l);
+    if (l.rlim_cur >= least)
+        return 0;
+    return cmd_fail(&cmd, "at most %llu files may be open (ulimit -n); wanted are %llu, and one for each connection",
+                    (unsigned long long)l.rlim_cur, (unsigned long long)least);
+}
+
 int cmd_server(int argc, char **argv)
 {
     static char token[TOKEN_MAX_BYTES_CMD + 1], who[NAME_MAX_BYTES + 8], name[NAME_MAX_BYTES];
@@ -207,5 +228,6 @@ int cmd_server(int argc, char **argv)
     if (events && event_log_open(events, err, sizeof err))
         return cmd_fail(&cmd, "%s", err);
     signal(SIGPIPE, SIG_IGN);
-    return live(&c);
+    int r = files_allow(c.loops);
+    return r ? r : live(&c);
 }

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -561,12 +562,19 @@ static int open_store(struct loop *l, char *err)
     return r;
 }
 
+static uint64_t memory_of_host(void)
+{
+    long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGESIZE);
+    return pages > 0 && size > 0 ? (uint64_t)pages * (uint64_t)size : 0;
+}
+
 static void core_create(struct loop *l)
 {
     struct shard_config sc = {.self = l->cfg.self, .loop = l->cfg.index, .nloops = l->cfg.nloops,
                               .nshards = l->job.nshards, .chunk_bytes = l->job.chunk_bytes,
                               .deterministic = l->job.deterministic, .durable = l->cfg.store_dir != NULL};
     l->pool = pool_create(l->cfg.memory_max);
+    sc.declared_max = l->cfg.memory_max ? l->cfg.memory_max : memory_of_host();
     sc.pool = l->pool;
     l->core = shard_core_create(&sc);
 }

@@ -25,6 +25,7 @@ struct shard_config {
     bool deterministic;         /* sum in member-id order (I10) */
     bool durable;               /* durability=write */
     uint32_t parked_max;        /* frames of newer epochs held; 0: 4096 */
+    uint64_t declared_max;      /* bytes of values that tensors may be declared with here; 0: no limit */
     struct pool *pool;
 };
 struct shard_core;

@@ -22,6 +22,7 @@ static void chunk_add(struct shard_core *c, struct tensor *t, uint32_t no)
     t->chunk[no] = ch;
     ARRAY_ROOM(s->chunk, s->nchunks, s->cchunks);
     s->chunk[s->nchunks++] = ch;
+    s->declared += ch->n * dtype_size(dtype_acc(t->spec.dtype));
 }
 
 struct tensor *tensor_add(struct shard_core *c, const struct tensor_spec *spec, const struct optim *optim)
@@ -88,6 +89,36 @@ static void declared_send(struct shard_core *c, uint64_t to, uint64_t tensor, ui
     buf_unref(b);
 }
 
+static uint64_t declared_here(const struct shard_core *c)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < c->cfg.nshards; i++)
+        sum += c->shard[i].primary ? c->shard[i].declared : 0;
+    return sum;
+}
+
+/* Values alone, without optimizer state: what does not fit even so would only fail later, and cost everybody else. */
+static int size_check(const struct shard_core *c, const struct tensor_spec *spec, char *err)
+{
+    uint32_t chunks = tensor_chunks(spec, c->cfg.chunk_bytes);
+    uint64_t have = declared_here(c), more = 0;
+    if (chunks > CHUNKS_MAX) {
+        snprintf(err, 768, "tensor '%s' has more than %u chunks of %u bytes: use a larger --chunk-bytes", spec->name,
+                 CHUNKS_MAX, c->cfg.chunk_bytes);
+        return KS_EINVAL;
+    }
+    for (uint32_t i = 0; i < chunks; i++)
+        if (c->shard[shard_of(spec->id, i, c->cfg.nshards)].primary)
+            more += tensor_chunk_bytes(spec, i, c->cfg.chunk_bytes);
+    more *= dtype_size(dtype_acc(spec->dtype)) / dtype_size(spec->dtype);
+    if (!c->cfg.declared_max || have + more <= c->cfg.declared_max)
+        return 0;
+    snprintf(err, 768, "tensor '%.60s' takes %llu MiB of one loop, which has %llu MiB and holds %llu: raise --memory or use more "
+             "servers", spec->name, (unsigned long long)more >> 20, (unsigned long long)c->cfg.declared_max >> 20,
+             (unsigned long long)have >> 20);
+    return KS_ENOMEM;
+}
+
 static int spec_check(const struct shard_core *c, const struct tensor_spec *spec, struct optim *ret, char *err)
 {
     const struct tensor *t = map_get(&c->tensors, spec->id);
@@ -99,14 +130,10 @@ static int spec_check(const struct shard_core *c, const struct tensor_spec *spec
         snprintf(err, 768, "tensor '%s' is declared as %s; refused: %s", t->spec.name, have, got);
         return KS_EEXIST;
     }
-    if (tensor_chunks(spec, c->cfg.chunk_bytes) > CHUNKS_MAX) {
-        snprintf(err, 768, "tensor '%s' has more than %u chunks of %u bytes: use a larger --chunk-bytes", spec->name,
-                 CHUNKS_MAX, c->cfg.chunk_bytes);
-        return KS_EINVAL;
-    }
-    if (spec->kind != TENSOR_PARAM)
-        return 0;
-    int r = optim_parse(spec->optimizer[0] ? spec->optimizer : "add", ret, err);
+    int r = t ? 0 : size_check(c, spec, err);
+    if (r || spec->kind != TENSOR_PARAM)
+        return r;
+    r = optim_parse(spec->optimizer[0] ? spec->optimizer : "add", ret, err);
     if (!r && !optim_allows(ret->kind, spec->dtype)) {
         snprintf(err, 768, "tensor '%s': optimizer '%s' does not work on dtype %s", spec->name, spec->optimizer,
                  dtype_name(spec->dtype));

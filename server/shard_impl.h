@@ -155,6 +155,7 @@ struct shard {
     struct mset fact, done;
     uint32_t *want, *have;        /* by slot: chunks that DONE lists here, chunks that came */
     uint32_t nslots;
+    uint64_t declared;            /* bytes of values of all its chunks */
     uint32_t open_acc;            /* chunks with contributions and no result */
     uint32_t unreleased;          /* primary: chunks with a result of the open step that is not released */
     bool marking;

@@ -114,7 +114,11 @@ struct tensor_spec {
     char group[NAME_MAX_BYTES];             /* parameter group, "default" */
     char optimizer[256];                    /* "adamw lr=0.001 wd=0.01"; params only; see server/optim.h */
 };
+/* A petabyte: far beyond any memory, and every sum and product of sizes stays within 64 bits. */
+#define TENSOR_BYTES_MAX ((uint64_t)1 << 50)
 uint64_t tensor_id(const char *name);
+/* UTF-8 without control characters: what documents carry. */
+bool text_is_plain(const char *s);
 uint64_t tensor_count(const struct tensor_spec *s);                     /* elements */
 uint64_t tensor_bytes(const struct tensor_spec *s);
 /* At least 1; UINT32_MAX: more than chunk numbers can say, refuse the tensor. */

@@ -304,7 +304,7 @@ static size_t utf8_size(const unsigned char *s)
     return size;
 }
 
-static bool is_plain_text(const char *s)
+bool text_is_plain(const char *s)
 {
     const unsigned char *p = (const unsigned char *)s;
     while (*p) {
@@ -326,7 +326,7 @@ void doc_get_text(const struct doc_node *n, const char *key, char *dst, size_t s
         doc_fail(n, key, "empty");
     else if (len >= size)
         doc_fail(n, key, "%zu bytes, more than the %zu allowed", len, size - 1);
-    else if (!is_plain_text(s))
+    else if (!text_is_plain(s))
         doc_fail(n, key, "control characters or not UTF-8");
     else
         memcpy(dst, s, len + 1);

@@ -6,9 +6,6 @@
 #include "base/rng.h"
 #include "wire/doc_json.h"
 
-/* A petabyte: far beyond any memory, and every sum and product of sizes stays within 64 bits. */
-#define TENSOR_BYTES_MAX ((uint64_t)1 << 50)
-
 static const char *const kind_words[] = {"reduce", "param"};
 static const char *const op_words[] = {"sum", "average"};
 static const char *const finite_words[] = {"apply", "reject", "skip"};

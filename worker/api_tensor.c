@@ -14,9 +14,9 @@ static int spec_numbers(const struct ks_spec *in, struct tensor_spec *s)
                          TENSOR_DIMS_MAX);
     uint64_t bytes = dtype_size((enum dtype)in->dtype);
     for (uint32_t i = 0; i < in->ndims; i++) {
-        if (!in->dims[i] || __builtin_mul_overflow(bytes, in->dims[i], &bytes) || bytes > INT64_MAX)
+        if (!in->dims[i] || __builtin_mul_overflow(bytes, in->dims[i], &bytes) || bytes > TENSOR_BYTES_MAX)
             return job_error(KS_EINVAL,
-                             "tensor '%s': dims[%u] is %llu: wanted is 1 or more, and less than 2^63 bytes in all",
+                             "tensor '%s': dims[%u] is %llu: wanted is 1 or more, and at most 2^50 bytes in all",
                              s->name, i, (unsigned long long)in->dims[i]);
         s->dim[i] = in->dims[i];
     }
@@ -32,11 +32,27 @@ static int spec_numbers(const struct ks_spec *in, struct tensor_spec *s)
     return 0;
 }
 
+/* How many bytes of a name that is not plain text are. */
+static size_t plain_prefix(const char *name)
+{
+    char part[TENSOR_NAME_MAX];
+    size_t n = strlen(name);
+    do {
+        n--;
+        memcpy(part, name, n);
+        part[n] = 0;
+    } while (n && !text_is_plain(part));
+    return n;
+}
+
 static int spec_make(const char *name, const struct ks_spec *in, struct tensor_spec *s)
 {
     memset(s, 0, sizeof *s);
     if (!name || !*name || str_copy(s->name, sizeof s->name, name))
         return job_error(KS_EINVAL, "a tensor's name has 1 to %d bytes", TENSOR_NAME_MAX - 1);
+    if (!text_is_plain(name))
+        return job_error(KS_EINVAL, "a tensor's name is UTF-8 without control characters; byte %zu of this one is not",
+                         plain_prefix(name));
     if (!in)
         return job_error(KS_EINVAL, "tensor '%s': spec is NULL", name);
     int rc = spec_numbers(in, s);
@@ -50,6 +66,8 @@ static int spec_make(const char *name, const struct ks_spec *in, struct tensor_s
     const char *optimizer = s->kind == TENSOR_REDUCE ? "" : in->optimizer ? in->optimizer : "add";
     if (str_copy(s->optimizer, sizeof s->optimizer, optimizer))
         return job_error(KS_EINVAL, "tensor '%s': the optimizer's text is too long", name);
+    if (!text_is_plain(s->group) || !text_is_plain(s->optimizer))
+        return job_error(KS_EINVAL, "tensor '%s': group or optimizer is not UTF-8 without control characters", name);
     s->id = tensor_id(name);
     return 0;
 }

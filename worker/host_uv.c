@@ -200,19 +200,38 @@ static void cond_init(pthread_cond_t *c)
     pthread_condattr_destroy(&a);
 }
 
+/* Fails when the application has used up its descriptors. */
+static int loop_init(struct host_loop *l, char *err)
+{
+    int r = uv_loop_init(&l->uv);
+    bool inited = r == 0;
+    if (inited)
+        r = uv_async_init(&l->uv, &l->wake, on_wake);
+    if (r && inited)
+        CHECK(uv_loop_close(&l->uv) == 0);
+    if (r) {
+        snprintf(err, ERR_TEXT, "cannot start the library's event loop: %s", uv_strerror(r));
+        return KS_EIO;
+    }
+    CHECK(uv_timer_init(&l->uv, &l->tick) == 0);
+    CHECK(uv_timer_init(&l->uv, &l->until) == 0);
+    return 0;
+}
+
 int host_start(struct ks_job *j, char *err)
 {
     struct host_loop *l = mem_alloc(sizeof *l);
     struct coord_config config = {.url = j->set.coord, .job = j->set.job, .wake = wake, .wake_arg = j};
+    int rc = loop_init(l, err);
+    if (rc) {
+        mem_free(l);
+        return rc;
+    }
     j->loop = l;
-    CHECK(uv_loop_init(&l->uv) == 0);
-    CHECK(uv_async_init(&l->uv, &l->wake, on_wake) == 0);
-    CHECK(uv_timer_init(&l->uv, &l->tick) == 0);
-    CHECK(uv_timer_init(&l->uv, &l->until) == 0);
     pthread_mutex_init(&l->turn, NULL);
     cond_init(&l->resume);
     l->wake.data = l->tick.data = j;
-    int rc = coord_open(&config, &j->coord, err);
+    rc = coord_open(&config, &j->coord, err);
     if (!rc) {
         uv_timer_start(&l->tick, on_tick, 0, TICK_MS);
         /* Held while the thread starts: nobody sees the job before it knows its thread. */

@@ -116,7 +116,7 @@ struct ks_spec {
                                       with PyTorch's options and defaults; NULL: "add" (value += push) */
 };
 /* Same name with other properties than somebody declared before: KS_EEXIST, the text names both. Names have 1..255
- * bytes. The tensor lives until ks_close. */
+ * bytes of UTF-8 without control characters. The tensor lives until ks_close. */
 KS_API int ks_tensor_register(struct ks_job *job, const char *name, const struct ks_spec *spec, struct ks_tensor **ret);
 /* The tensor's first value (KS_PARAM; `data` holds the whole tensor). The first member of the job's life wins; everybody else's
  * data is ignored and they wait until the winner is through. Never overwrites a trained value. *ret_won may be NULL. */

@@ -70,6 +70,18 @@ static void names(struct rig_self *s)
     RIG_OK(j, ks_tensor_register(j, "t", &spec, &again));
     RIG_MUST(j, t == again && ks_tensor_bytes(t) == 48 && !strcmp(ks_tensor_name(t), "t"));
     RIG_GIVES(j, ks_tensor_register(j, "", &spec, &t), KS_EINVAL);
+    static const char *const bad[] = {"a\nb", "a\xff", "\xed\xa0\x80", "\x7f"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        RIG_GIVES(j, ks_tensor_register(j, bad[i], &spec, &t), KS_EINVAL);
+    must_have(j, ks_last_error(j), "UTF-8");
+    RIG_OK(j, ks_tensor_register(j, "\xc3\xa9 \"%s\"\\", &spec, &t));
+    spec.group = "a\nb";
+    RIG_GIVES(j, ks_tensor_register(j, "u", &spec, &t), KS_EINVAL);
+    other.dims[0] = (uint64_t)1 << 60;
+    RIG_GIVES(j, ks_tensor_register(j, "u", &other, &t), KS_EINVAL);
+    other.dims[0] = (uint64_t)1 << 40;
+    RIG_GIVES(j, ks_tensor_register(j, "u", &other, &t), KS_ENOMEM);
+    must_have(j, ks_last_error(j), "raise --memory");
     spec.dtype = 99;
     RIG_GIVES(j, ks_tensor_register(j, "u", &spec, &t), KS_EINVAL);
     spec = (struct ks_spec){.dtype = KS_F32, .kind = KS_PARAM, .optimizer = "sdg lr=1"};

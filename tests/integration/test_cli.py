@@ -4,6 +4,7 @@ import ctypes
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -169,6 +170,19 @@ class Cli(unittest.TestCase):
     def test_missing_data_directory(self):
         self.fails(1, "give --data DIR", "server", "--coord", self.coord)
         self.fails(1, "No such file", "server", "--coord", self.coord, "--data", self.path("no", "parent"))
+
+    def test_few_descriptors(self):
+        for n in (24, 30, 60):
+            few = lambda n=n: resource.setrlimit(resource.RLIMIT_NOFILE, (n, n))
+            p = subprocess.run([KEEPSTEP, "server", "--coord", self.coord, "--data", self.path("few"), "--loops", "2"],
+                               capture_output=True, text=True, env=self.env, timeout=30, preexec_fn=few)
+            self.assertEqual(p.returncode, 1)
+            self.assertRegex(p.stderr, r"^keepstep server: at most \d+ files may be open \(ulimit -n\).*\n$")
+        for n in range(7, 16):
+            few = lambda n=n: resource.setrlimit(resource.RLIMIT_NOFILE, (n, n))
+            p = subprocess.run([os.path.join(EXAMPLES, "hello")], capture_output=True, text=True, timeout=30, preexec_fn=few,
+                               env=dict(self.env, KEEPSTEP_COORD=self.coord, KEEPSTEP_TIMEOUT="1"))
+            self.assertIn(p.returncode, (1, 127), p.stderr)     # 127: too few to load the library
 
     def test_data_directory_of_another_job(self):
         p, _ = self.server("--job", "one")

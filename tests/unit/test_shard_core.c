@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 #include <cmocka.h>
 
@@ -25,7 +26,7 @@ struct rig {
     struct { uint64_t seq; struct buf *b[4]; } held[256];
     int nheld;
     bool durable;
-    uint64_t self;
+    uint64_t self, declared_max;
     struct tensor_spec w;
 };
 
@@ -98,7 +99,8 @@ static void adopt(struct rig *r)
 static void core_open(struct rig *r, bool deterministic)
 {
     struct shard_config c = {.self = r->self, .nloops = 1, .nshards = SHARDS, .chunk_bytes = CHUNK, .pool = r->pool,
-                             .durable = r->durable, .deterministic = deterministic};
+                             .durable = r->durable, .deterministic = deterministic,
+                             .declared_max = r->declared_max};
     char err[STORE_ERR_TEXT];
     r->core = shard_core_create(&c);
     assert_int_equal(store_model_open(r->disk, &r->store, err), 0);
@@ -384,6 +386,35 @@ static void other_spec_is_refused(void **state)
     rig_close(&r);
 }
 
+static int declared(struct rig *r, const char *name, uint64_t chunks)
+{
+    snprintf(r->w.name, sizeof r->w.name, "%s", name);
+    r->w.id = tensor_id(name);
+    r->w.dim[0] = chunks * CHUNK / 4;
+    declare(r, 11);
+    return sent(r, 11, FRAME_DECLARED)->header.status;
+}
+
+/* Half of its chunks are another server's and do not count. */
+static void too_large_is_refused(void **state)
+{
+    struct rig r;
+    (void)state;
+    rig_open(&r, false, 2);
+    core_close(&r);
+    r.store->ops->close(r.store);
+    r.declared_max = 8 * CHUNK;
+    core_open(&r, false);
+    r.view->shard[1].primary = 2;
+    adopt(&r);
+    assert_int_equal(declared(&r, "w", 18), KS_ENOMEM);
+    assert_non_null(strstr((const char *)sent(&r, 11, FRAME_DECLARED)->payload->data, "raise --memory"));
+    assert_int_equal(declared(&r, "w", 16), KS_OK);
+    assert_int_equal(declared(&r, "w", 16), KS_OK);
+    assert_int_equal(declared(&r, "x", 2), KS_ENOMEM);
+    rig_close(&r);
+}
+
 static void async_once_and_bounded(void **state)
 {
     struct rig r;
@@ -502,6 +533,7 @@ int main(void)
         cmocka_unit_test(dead_member_is_undone), cmocka_unit_test(nothing_before_the_disk),
         cmocka_unit_test(restart_keeps_what_was_released), cmocka_unit_test(undone_on_disk_too),
         cmocka_unit_test(rejected_gradient_is_told), cmocka_unit_test(other_spec_is_refused),
+        cmocka_unit_test(too_large_is_refused),
         cmocka_unit_test(async_once_and_bounded), cmocka_unit_test(async_restart_applies_once),
         cmocka_unit_test(settings_from_the_next_step), cmocka_unit_test(weighted_average),
         cmocka_unit_test(report_caps_a_joiner),
