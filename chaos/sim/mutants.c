@@ -8,6 +8,7 @@
 struct mutant {
     int number;
     const char *name;
+    uint32_t replicas, mode;      /* where it shows soonest, unless the caller chooses: 1 + R, mode; 0: any */
 };
 static const struct mutant mutants[] = {
     { 1, "no change of the view after an election" },
@@ -27,45 +28,45 @@ static const struct mutant mutants[] = {
     { 15, "frames of newer epochs are not parked" },
     { 16, "the value before is not restored when a step is reopened" },
     { 17, "the cap for joiners is ignored" },
-    { 18, "what members said stays when a complete step is reopened" },
+    { 18, "what members said stays when a complete step is reopened", 1, MODE_SYNC },
     { 19, "async: pushes are not deduplicated" },
     { 20, "async: pushes are acknowledged before they are durable" },
     { 21, "SSP: pulls do not wait for the bound" },
     { 22, "SSP: after a restart the least clock is that of whom it knows" },
-    { 23, "SSP: the least clock may fall" },
+    { 23, "SSP: the least clock may fall", 1, MODE_SSP },
     { 24, "what a reopened step drops stays on disk" },
-    { 25, "frames of before this tenure are accepted" },
-    { 30, "members take results of before their set changed" },
+    { 25, "frames of before this tenure are accepted", 2, MODE_ASYNC },
+    { 30, "members take results of before their set changed", 0, MODE_SYNC },
     { 31, "members finish without COMPLETE of every shard" },
     { 32, "members keep results when their set changed" },
     { 33, "members do not push again to a new tenure" },
     { 34, "members send the clock before what is unacknowledged" },
-    { 40, "the gone are in steps up to what a primary that gives the shard away has" },
-    { 41, "joiners that have not everything count for the step of new members" },
+    { 40, "the gone are in steps up to what a primary that gives the shard away has", 2, MODE_SYNC },
+    { 41, "joiners that have not everything count for the step of new members", 2, MODE_SYNC },
     { 42, "joiners become backups before they have everything" },
     { 43, "a joiner becomes the primary" },
     { 44, "a new primary is said to serve for as long as the one before" },
     { 45, "backups need not report" },
-    { 46, "a disk that is back goes before living backups" },
-    { 50, "a step is marked before backups have its results" },
+    { 46, "a disk that is back goes before living backups", 2, 0 },
+    { 50, "a step is marked before backups have its results", 3, MODE_SYNC },
     { 51, "a promoted backup announces before the others have its mark" },
-    { 52, "who is named the next primary takes more from the old one" },
-    { 53, "frames of servers count in any epoch" },
-    { 54, "DONE of before this tenure counts" },
-    { 55, "a first value is pulled before it is held" },
-    { 56, "a record says a clock whose pushes do not go before it" },
+    { 52, "who is named the next primary takes more from the old one", 3, 0 },
+    { 53, "frames of servers count in any epoch", 3, MODE_SYNC },
+    { 54, "DONE of before this tenure counts", 2, MODE_SYNC },
+    { 55, "a first value is pulled before it is held", 3, 0 },
+    { 56, "a record says a clock whose pushes do not go before it", 2, MODE_SSP },
     { 57, "a joiner that has everything is not waited for" },
     { 58, "one backup of two is enough" },
-    { 59, "a joiner's versions are compared by their steps" },
-    { 60, "a promoted backup takes its results for safe" },
-    { 61, "backups report steps that are not complete" },
+    { 59, "a joiner's versions are compared by their steps", 3, 0 },
+    { 60, "a promoted backup takes its results for safe", 3, MODE_SYNC },
+    { 61, "backups report steps that are not complete", 2, MODE_SYNC },
     { 62, "a joiner that has everything has it of the next primary, too" },
     { 63, "a gradient is applied to any version" },
-    { 64, "a promoted backup waits for clocks to know that asynchronous steps are over" },
+    { 64, "a promoted backup waits for clocks to know that asynchronous steps are over", 2, MODE_SSP },
     { 65, "acknowledgements of older images count" },
     { 66, "backups do not take settings" },
-    { 67, "backups are not told where synchronous steps begin" },
-    { 68, "frames behind one that closed its connection count" },
+    { 67, "backups are not told where synchronous steps begin", 2, MODE_SSP },
+    { 68, "frames behind one that closed its connection count", 2, MODE_SSP },
     { 69, "a primary sends nothing again on a new connection" },
 };
 
@@ -74,6 +75,10 @@ static bool hunt(const struct sim_options *o, const struct mutant *m, uint64_t s
     struct sim_options options = *o;
     struct sim_stats stats;
     struct sim_result r;
+    if (!options.replicas)
+        options.replicas = m->replicas;
+    if (!options.mode)
+        options.mode = m->mode;
     mutant_now = m->number;
     for (uint64_t i = 0; i < seeds; i++) {
         options.seed = o->seed + i;
@@ -81,12 +86,12 @@ static bool hunt(const struct sim_options *o, const struct mutant *m, uint64_t s
         if (!r.failed)
             continue;
         mutant_now = 0;
-        printf("%4d  %-68s seed %-6lu %.100s\n", m->number, m->name, (unsigned long)options.seed, r.why);
+        printf("%4d  %-78s seed %-6lu %.100s\n", m->number, m->name, (unsigned long)options.seed, r.why);
         fflush(stdout);
         return true;
     }
     mutant_now = 0;
-    printf("%4d  %-68s SURVIVES %lu seeds\n", m->number, m->name, (unsigned long)seeds);
+    printf("%4d  %-78s SURVIVES %lu seeds\n", m->number, m->name, (unsigned long)seeds);
     fflush(stdout);
     return false;
 }
