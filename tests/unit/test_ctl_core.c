@@ -860,7 +860,7 @@ static void returning_server_is_not_lost(void **state)
     struct world *w = cluster(2);
     uint64_t epoch = view_of(w, 1)->epoch;
     link_down(w, 1, 2);
-    pass(w, 500);
+    pass(w, 400);
     uint64_t since;
     assert_int_equal(view_core_waiting_for(ctl_core_controller(node_of(w, 1)->core), &since), 2);
     link_up(w, 1, 2);
