@@ -227,6 +227,8 @@ void view_change_attempt(struct view_core *v)
         answers_clear(v);
     heirs_prove(v);
     const struct view_server *missing = view_change_missing(v);
+    if (missing && view_nodes_take_back(v))
+        missing = view_change_missing(v);
     if (missing) {
         uint64_t wait_us = v->cfg.wait_for_server_ms * 1000ull;
         if (v->phase != PHASE_WAIT)

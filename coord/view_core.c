@@ -217,8 +217,11 @@ static void on_suspect(struct view_core *v, const struct view_event *e)
     struct registered *r = view_nodes_find(v, e->id);
     if (e->id == v->cfg.self || !e->id)
         return;
+    struct away *a = view_nodes_away(v, e->id);
     if (r)
         r->down = true;
+    if (a)
+        a->back = false;
     for (uint32_t i = 0; i < v->njoins; i++)
         if (v->join[i].id == e->id) {
             memmove(v->join + i, v->join + i + 1, (v->njoins - i - 1) * sizeof *v->join);

@@ -32,6 +32,7 @@ struct away {
     uint64_t id, since_us;
     bool suspect;           /* goes with the next PREPARE; else only silent, and nobody else holds its shards */
     bool named;             /* a PREPARE that was sent calls it gone: others have cut it off */
+    bool back;              /* it has shown itself since then */
 };
 struct leaving {
     uint64_t id;
@@ -103,6 +104,8 @@ bool view_nodes_usable(const struct view_core *v, const struct registered *r);
 /* A node shows that it lives: no longer away. Of those that a PREPARE called gone only where nobody else can go on: the
  * next PREPARE does not name it, and who cut it off lets it connect again. */
 void view_nodes_return(struct view_core *v, uint64_t id);
+/* Nobody else can go on: takes back those that were named and have shown themselves since. true: there were some. */
+bool view_nodes_take_back(struct view_core *v);
 void view_nodes_remove(struct view_core *v, uint64_t id);   /* never to be listed again */
 struct away *view_nodes_away(const struct view_core *v, uint64_t id);  /* NULL: it is there */
 /* Notes that a listed node is away; `suspect` only grows. */

@@ -60,7 +60,7 @@ void view_log_suspect(struct view_core *v, uint64_t id, const char *cause)
 void view_log_prepare(struct view_core *v)
 {
     const struct prepare *p = v->prepare;
-    struct list gone = {{0}}, joins = {{0}}, heirs = {{0}}, moves = {{0}};
+    struct list gone = {.n = 0}, joins = {.n = 0}, heirs = {.n = 0}, moves = {.n = 0};
     if (log_level_now > LOG_INFO)
         return;
     list_ids(v, &gone, p->gone, p->ngone);
@@ -112,7 +112,7 @@ static void list_moved(const struct view *from, const struct view *to, struct li
 
 void view_log_commit(struct view_core *v, const struct view *next)
 {
-    struct list moved = {{0}};
+    struct list moved = {.n = 0};
     int64_t join = -1;
     if (log_level_now > LOG_INFO)
         return;

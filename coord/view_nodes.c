@@ -47,15 +47,31 @@ void view_nodes_away_add(struct view_core *v, uint64_t id, bool suspect)
         *a = (struct away){.id = id, .since_us = v->now_us};
     }
     a->suspect |= suspect;
+    a->back = false;
 }
 
 void view_nodes_return(struct view_core *v, uint64_t id)
 {
     struct away *a = view_nodes_away(v, id);
-    if (!a || (a->named && v->phase != PHASE_WAIT))
+    if (!a)
+        return;
+    a->back = true;
+    if (a->named && v->phase != PHASE_WAIT)
         return;
     *a = v->away[--v->naway];
     view_holders_forget(v);
+}
+
+bool view_nodes_take_back(struct view_core *v)
+{
+    uint32_t n = 0, before = v->naway;
+    for (uint32_t i = 0; i < v->naway; i++)
+        if (!v->away[i].named || !v->away[i].back || view_nodes_heir(v, v->away[i].id))
+            v->away[n++] = v->away[i];
+    v->naway = n;
+    if (n < before)
+        view_holders_forget(v);
+    return n < before;
 }
 
 bool view_nodes_suspects(const struct view_core *v, uint64_t id)

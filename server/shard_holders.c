@@ -224,7 +224,11 @@ static bool has_data(const struct chunk *ch)
 /* The joiner has everything that the primary has: from here on it is waited for, like a backup. */
 static void sync_end(struct shard_core *c, struct shard *s, struct holder *h, uint8_t bit)
 {
-    holders_mark(c, s, s->complete, s->cset, s->ncset, 0, bit);
+    /* It may have, and have acknowledged, a pending mark already: the one of `complete` would take that back. */
+    if (s->marking)
+        s->mark_acks &= (uint8_t)~bit;
+    else
+        holders_mark(c, s, s->complete, s->cset, s->ncset, 0, bit);
     h->required = !MUTANT(57);
     masks_update(c, s);
     mark_again(c, s, bit);
@@ -252,20 +256,15 @@ static void catch_up(struct shard_core *c, struct shard *s, struct holder *h, ui
     sync_end(c, s, h, bit);
 }
 
-static void forget_marks(struct shard *s, uint8_t bit)
-{
-    s->mark_acks &= (uint8_t)~bit;
-    s->announce_acks &= (uint8_t)~bit;
-    s->w_acks &= (uint8_t)~bit;
-}
-
 static void forget_bit(struct shard *s, uint8_t bit)
 {
     for (uint32_t i = 0; i < s->nchunks; i++) {
         s->chunk[i]->acks &= (uint8_t)~bit;
         s->chunk[i]->sent &= (uint8_t)~bit;
     }
-    forget_marks(s, bit);
+    s->mark_acks &= (uint8_t)~bit;
+    s->announce_acks &= (uint8_t)~bit;
+    s->w_acks &= (uint8_t)~bit;
 }
 
 static void sent_all(struct shard *s, uint8_t bit)
@@ -288,8 +287,6 @@ static void on_have(struct shard_core *c, struct shard *s, struct holder *h, uin
             ch->sent |= bit;
     }
     shard_log_catch_up(c, h->id);
-    /* The mark of `complete` that ends catching up would take it back from a pending one that it has acknowledged. */
-    forget_marks(s, bit);
     h->catching = true;
     h->cursor = 0;
     h->flying = 0;

@@ -199,7 +199,7 @@ void history_finish(struct world *w, const struct view *v, const char *who, int6
     bool sync = h->mode[step].kind == MODE_SYNC;
     if (!sync && step <= h->known)
         h->set[step] = set_of(w, v, step);   /* whoever left since is only asked for what was acknowledged */
-    if (sync && step <= h->finished && h->set[step] != set_of(w, v, step)) {
+    if (sync && step <= h->known && step <= h->finished && h->set[step] != set_of(w, v, step)) {
         world_fail(w, "I4 step %ld is finished with members %x, for %s with %x", (long)step, h->set[step], who,
                    set_of(w, v, step));
         return;

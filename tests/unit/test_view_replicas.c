@@ -461,6 +461,31 @@ static void named_server_comes_back(void **state)
     close_rig(&r);
 }
 
+/* It was back already when it turned out that nobody else has it. */
+static void named_server_was_back(void **state)
+{
+    (void)state;
+    struct rig r;
+    open_rig(&r, 3, 3, 1, 0);
+    suspect(&r, 2);
+    tick(&r);
+    server(&r, 2, 0);
+    suspect(&r, 3);
+    assert_int_equal(r.prepare.ngone, 1);
+    assert_int_equal(r.prepare.gone[0], 3);
+    report_all(&r, 0);
+    assert_int_equal(r.ncas, 1);
+    close_rig(&r);
+    open_rig(&r, 3, 3, 1, 0);
+    suspect(&r, 2);
+    tick(&r);
+    server(&r, 2, 0);
+    suspect(&r, 2);                    /* and gone again */
+    suspect(&r, 3);
+    assert_int_equal(r.nasked, 0);
+    close_rig(&r);
+}
+
 /* The controller itself stood still: reports that have come meanwhile are read first. */
 static void late_controller_gives_nobody_up(void **state)
 {
@@ -515,6 +540,7 @@ int main(void)
         cmocka_unit_test(silent_pair_is_asked_again),
         cmocka_unit_test(backup_dies_in_the_change),
         cmocka_unit_test(named_server_comes_back),
+        cmocka_unit_test(named_server_was_back),
         cmocka_unit_test(late_controller_gives_nobody_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
