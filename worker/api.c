@@ -150,7 +150,8 @@ void ks_close(struct ks_job *job)
     if (!job || job_check(job))
         return;
     job_lock(job);
-    bool inside = job_in_loop(job);
+    /* Closing runs the callbacks that are left. */
+    bool inside = job_in_loop(job) || job->state == JOB_CLOSED;
     job_unlock(job);
     if (inside) {
         log_error("close", "cause=\"ks_close was called from a callback: the job stays open\"");

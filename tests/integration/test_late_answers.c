@@ -125,6 +125,29 @@ static void from_callback(struct rig_self *s)
     ks_close(j);
 }
 
+static void close_again(void *arg, int outcome)
+{
+    struct inside *i = arg;
+    i->waited = outcome;
+    ks_close(i->j);
+}
+
+/* What is still under way when a job is closed that cannot leave has its callbacks run by ks_close itself. */
+static void closed_by_callback(struct rig_self *s)
+{
+    struct world *w = s->arg;
+    struct ks_job *j = rig_open(s);
+    struct inside i = {.j = j, .t = rig_tensor(j, "a", KS_I64, 4, KS_PARAM, "add")};
+    struct ks_handle *h;
+    int64_t out[4];
+    pause_server(j, w);
+    RIG_OK(j, ks_pull(i.t, out, &h));
+    ks_on_done(h, close_again, &i);
+    ks_close(j);
+    w->resume = true;
+    RIG_MUST(NULL, i.waited == KS_ECLOSED);
+}
+
 static void test_from_callback(void **state)
 {
     struct rig *r = *state;
@@ -152,6 +175,11 @@ static void test_init_late(void **state)
     run(*state, init_late);
 }
 
+static void test_closed_by_callback(void **state)
+{
+    run(*state, closed_by_callback);
+}
+
 static void test_register_late(void **state)
 {
     run(*state, register_late);
@@ -161,6 +189,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(test_init_late, rig_setup, rig_teardown),
                                        cmocka_unit_test_setup_teardown(test_from_callback, rig_setup, rig_teardown),
+                                       cmocka_unit_test_setup_teardown(test_closed_by_callback, rig_setup, rig_teardown),
                                        cmocka_unit_test_setup_teardown(test_register_late, rig_setup, rig_teardown)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
