@@ -84,7 +84,9 @@ static const struct {
     { 52, "open: not shown by 2,000 seeds" }, { 53, "open: not shown by 2,000 seeds" },
     { 56, "open: a seed showed it in an earlier build" }, { 64, "open: a seed showed it in an earlier build" },
     { 67, "open: a seed showed it in an earlier build" }, { 68, "open: a seed showed it in an earlier build" },
+    { 61, "open: not shown by 2,000 seeds" },
     { 1, "rare: about one seed in ten thousand" },
+    { 24, "rare: about one seed in ten thousand of synchronous ones without replicas" },
 };
 
 static const char *survives(int number)
