@@ -49,6 +49,13 @@ static void run_under(struct ctl_core *c)
     ctl_emit(c, &(struct ctl_effect){.kind = CTL_LOOPS_ADOPT, .view = c->view});
 }
 
+/* Registered, then cut off for some views: one may have listed this life, and another removed it. Then it would never be
+ * listed again, and nobody would tell it. A life that held nothing is cheap to begin anew. */
+static bool unsure_of_itself(const struct ctl_core *c, const struct view *before)
+{
+    return !c->listed && c->register_unsure && c->view->epoch > (before ? before->epoch : 0) + 1;
+}
+
 void ctl_view_take(struct ctl_core *c, const struct view *view)
 {
     if (c->fenced || (c->view && view->epoch <= c->view->epoch))
@@ -68,6 +75,10 @@ void ctl_view_take(struct ctl_core *c, const struct view *view)
             ctl_stop(c, CTL_DRAINED, "others hold now what this server held");
         else
             ctl_stop(c, CTL_FENCED, "this life was removed from the job");
+        return;
+    }
+    if (unsure_of_itself(c, before)) {
+        ctl_stop(c, CTL_FENCED, "views passed by unseen: it may have been part of the job, and removed from it");
         return;
     }
     if (c->leads && !is_ours(c, view)) {

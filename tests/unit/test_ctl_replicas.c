@@ -203,6 +203,34 @@ static void drained_before_it_was_listed(void **state)
     world_close(w);
 }
 
+/* It was asleep from before the first view until it had been removed. */
+static void removed_before_it_saw_a_view(void **state)
+{
+    (void)state;
+    struct world *w = world_open();
+    struct node *n[3];
+    for (uint32_t id = 1; id <= 2; id++) {
+        struct ctl_config c = config(id, 3);
+        c.job.replicas = 1;
+        n[id] = boot(w, &c);
+    }
+    pass(w, 50);
+    n[2]->deaf = n[2]->store_cut = true;
+    boot_plain(w, 3, 3);
+    pass(w, 100);
+    assert_non_null(view_server_find(view_of(w, 1), 2));
+    assert_null(view_of(w, 2));
+    link_down(w, 1, 2);
+    link_down(w, 3, 2);
+    lease_over(w, 2);
+    pass(w, 2000);
+    assert_null(view_server_find(view_of(w, 1), 2));
+    n[2]->deaf = n[2]->store_cut = false;
+    pass(w, 5000);
+    assert_true(n[2]->fenced);
+    world_close(w);
+}
+
 static void last_server_stays(void **state)
 {
     (void)state;
@@ -226,6 +254,7 @@ int main(void)
         cmocka_unit_test(drain_reaches_the_leader_and_the_server),
         cmocka_unit_test(drain_outlives_the_leader),
         cmocka_unit_test(drained_before_it_was_listed),
+        cmocka_unit_test(removed_before_it_saw_a_view),
         cmocka_unit_test(last_server_stays),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
