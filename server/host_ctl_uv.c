@@ -122,6 +122,24 @@ static void out_closed(struct host *h, struct peer *p, struct net_conn *c, int s
         event(h, CTL_PEER_DEAD, id, true, cause);
 }
 
+/* What it said to us is at an end. Nothing is kept of it when there is no connection to it either. */
+static void in_lost(struct host *h, struct peer *p, const char *cause)
+{
+    uint64_t id = p->id;
+    bool is_server = p->is_server;
+    p->in = NULL;
+    if (p->out && net_is_open(p->out))
+        return;
+    if (is_server)
+        host_peer_ask(h, id);
+    event(h, CTL_PEER_DOWN, id, is_server, cause);
+    p = map_get(&h->peers, id);
+    if (p && !p->in && !p->out) {
+        map_remove(&h->peers, id);
+        mem_free(p);
+    }
+}
+
 static void on_closed(void *arg, struct net_conn *c, int status, const char *cause)
 {
     struct host *h = arg;
@@ -134,12 +152,7 @@ static void on_closed(void *arg, struct net_conn *c, int status, const char *cau
     p = map_get(&h->peers, net_peer_id(c));
     if (!p || p->in != c)
         return;
-    p->in = NULL;
-    if (p->out && net_is_open(p->out))
-        return;
-    if (p->is_server)
-        host_peer_ask(h, p->id);
-    event(h, CTL_PEER_DOWN, p->id, p->is_server, cause);
+    in_lost(h, p, cause);
 }
 
 void host_peer_connect(struct host *h, uint64_t id, const char *addr)
@@ -315,6 +328,21 @@ static bool plain_frame(struct host *h, struct net_conn *c, const struct frame_h
     return true;
 }
 
+/* net_close does not tell: whoever broke the protocol is as good as gone until it connects again. */
+static void refused(struct host *h, struct net_conn *c, uint64_t from, int status, const char *cause)
+{
+    struct peer *tagged = net_tag(c), *p = tagged ? tagged : map_get(&h->peers, from);
+    host_status_forget(h, c);
+    net_close(c, status, cause);
+    if (tagged) {
+        tagged->out = NULL;
+        if (!tagged->in)
+            event(h, CTL_PEER_DOWN, tagged->id, true, cause);
+    } else if (p && p->in == c) {
+        in_lost(h, p, cause);
+    }
+}
+
 static void on_frame(void *arg, struct net_conn *c, const struct frame_header *fh, void *payload, void *cookie, bool discarded)
 {
     struct host *h = arg;
@@ -331,15 +359,7 @@ static void on_frame(void *arg, struct net_conn *c, const struct frame_header *f
     if (r && !h->ending) {
         log_warn("control_frame_refused", "from=%llu type=%s cause=\"%s\"", (unsigned long long)e.from,
                  frame_type_name(fh->type), err);
-        if (tagged) {
-            tagged->out = NULL;
-        } else {
-            struct peer *p = map_get(&h->peers, e.from);
-            if (p && p->in == c)
-                p->in = NULL;
-        }
-        host_status_forget(h, c);
-        net_close(c, r, err);
+        refused(h, c, e.from, r, err);
     }
 }
 

@@ -434,8 +434,36 @@ static void test_hostile(void **state)
     rig_server_stop(r, 0);
 }
 
+/* What a dead member is heard to say last is refused: it is dead all the same. */
+static void test_refused_and_dead(void **state)
+{
+    struct rig *r = *state;
+    struct world *w = rig_shared(r, sizeof *w);
+    struct task task[MEMBERS] = {{w, 0}, {w, 1}};
+    struct target t = {.rig = r, .w = w, .rng = {seed()}};
+    struct frame_header h = {.type = FRAME_JOIN, .len = 4};
+    rig_server_options(r, "--members", "2", "--loops", "2", "--shards", "6", "--chunk-bytes", "1024", NULL);
+    rig_server_start(r, 0);
+    t.control = (unsigned)strtoul(strrchr(r->server[0].ctl, ':') + 1, NULL, 10);
+    for (unsigned i = 0; i < MEMBERS; i++)
+        rig_worker_start(r, honest, &task[i]);
+    progress(r, w);
+    as(&t, r->job, r->token, "member", w->id[1]);
+    rig_worker_kill(r, 1);
+    int fd = dial(&t, t.control);
+    RIG_ASSERT(r, handshake(&t, fd, t.control) == 0);
+    put_frame(fd, &h, "junk");
+    drain(&t, fd);
+    int64_t next = w->steps[0] + 10;
+    RIG_UNTIL(r, w->steps[0] >= next);
+    w->stop = true;
+    rig_worker_done(r, 0);
+    rig_server_stop(r, 0);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(test_hostile, rig_setup, rig_teardown)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(test_hostile, rig_setup, rig_teardown),
+                                       cmocka_unit_test_setup_teardown(test_refused_and_dead, rig_setup, rig_teardown)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
